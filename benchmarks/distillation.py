@@ -35,7 +35,7 @@ from world_models.evaluation.open_loop import frames_per_second, open_loop_error
 from world_models.models.flow_model import FlowWorldModel
 from world_models.statistics import auc
 from world_models.training.distillation import Distillation, DistillConfig
-from world_models.training.dynamics import DynamicsFit, DynamicsFitConfig
+from world_models.training.dynamics import DynamicsFit, DynamicsFitConfig, PredictionFit
 
 HORIZONS, TEACHER_STEPS, STARTS = (1, 2, 4, 8), 4, 60
 
@@ -49,7 +49,10 @@ def main() -> None:
     experiment = load_config(Experiment, arguments.run / "config.yaml", [])
     assert experiment.imagination is not None
     settings, folder = experiment.imagination.model, arguments.run / "imagination" / "round_0"
-    fitted, clips = load_world_model(folder / WORLD_MODEL_FILE), open_clips([folder / "episodes"], settings, "fit")
+    fitted, clips = (
+        load_world_model(folder / WORLD_MODEL_FILE),
+        open_clips([folder / "episodes"], settings.dynamics, "fit"),
+    )
 
     teacher = fit_all_noise_levels(
         fitted.dynamics, settings.fit, clips, steps=arguments.fit_steps, seed=experiment.seed
@@ -82,7 +85,7 @@ def fit_all_noise_levels(
     return model
 
 
-def run_all(fit: DynamicsFit) -> None:
+def run_all(fit: PredictionFit) -> None:
     while fit.step < fit.steps:
         metrics = fit.update()
         if fit.step % 100 == 0:
@@ -95,7 +98,7 @@ def measured(model: FlowWorldModel, fitted: FittedWorldModel, experiment: Experi
     settings, reward_model, seed = experiment.imagination.model, fitted.reward_model, experiment.seed
     model.eval()
     stores, every = [run / "imagination" / "round_0" / "episodes"], settings.imagined_env.reward_every
-    calibration, held_out = (open_clips(stores, settings, part) for part in ("calibration", "held_out"))
+    calibration, held_out = (open_clips(stores, settings.dynamics, part) for part in ("calibration", "held_out"))
     set_thresholds(model, reward_model, calibration, seed=seed, reward_every=every)
     figures = {
         f"psnr after {one['horizon']} chunks [dB]": one["psnr"]
@@ -135,9 +138,11 @@ def imagined_rates(
     try:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / WORLD_MODEL_FILE
-            save_world_model(model, fitted.reward_model, path, usual_error=fitted.info.usual_error, metrics={})
+            settings, usual = experiment.imagination.model, fitted.info.usual_error
+            every = settings.imagined_env.reward_every
+            save_world_model(model, fitted.reward_model, path, usual_error=usual, metrics={}, reward_every=every)
             found = compare_success(
-                experiment.imagination.model,
+                settings,
                 Path(folder),
                 stores,
                 env=env,

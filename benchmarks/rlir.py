@@ -50,7 +50,7 @@ def main() -> None:
     assert experiment.imagination is not None
     settings = experiment.imagination.model
     folder = arguments.run / "imagination" / "round_0"
-    clips, held_out = (open_clips([folder / "episodes"], settings, part) for part in ("fit", "held_out"))
+    clips, held_out = (open_clips([folder / "episodes"], settings.dynamics, part) for part in ("fit", "held_out"))
     fitted = load_world_model(folder / WORLD_MODEL_FILE)
     locate = object_locator(experiment.sim, fitted.info.robot.cameras)
 

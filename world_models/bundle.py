@@ -29,7 +29,8 @@ FORMAT = "vla-rl world model 2"
 class WorldModelInfo:
     """``usual_error``: the 90 % quantile of the model's own error estimate on calibration episodes.
 
-    ``metrics``: of the reward model's calibration on predicted observations.
+    ``metrics``: of the reward model's calibration on predicted observations. ``reward_every``: control steps between
+    classifications with which its thresholds were set; None where an earlier version saved it.
     """
 
     dynamics: DynamicsConfig
@@ -37,6 +38,7 @@ class WorldModelInfo:
     robot: RobotSpec
     usual_error: float
     metrics: Mapping[str, float]
+    reward_every: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,7 @@ def save_world_model(
     *,
     usual_error: float,
     metrics: Mapping[str, float],
+    reward_every: int,
 ) -> WorldModelInfo:
     """Write both models to the file ``path``; after a crash it is the old or the new file, never a part."""
     info = WorldModelInfo(
@@ -64,6 +67,7 @@ def save_world_model(
         robot=dynamics.robot,
         usual_error=usual_error,
         metrics=dict(metrics),
+        reward_every=reward_every,
     )
     tensors = {f"dynamics.{name}": value for name, value in dynamics.state_dict().items()}
     tensors |= {f"reward_model.{name}": value for name, value in reward_model.state_dict().items()}

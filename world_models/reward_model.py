@@ -21,7 +21,7 @@ from policies.compact_encoder import CompactEncoder, CompactEncoderConfig, Forec
 from policies.normalizer import Normalizer
 from policies.policy import RobotSpec
 from sims.devices.crossing import crossing
-from sims.numbers.ranges import Count, Interval, NonNegativeFloat, PositiveFloat, PositiveInt, Share
+from sims.numbers.ranges import Count, Interval, NonNegativeFloat, PartialShare, PositiveFloat, PositiveInt, Share
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
 from world_models.data.clip import FAILED, SUCCESS
@@ -42,7 +42,7 @@ class RewardModelConfig:
     the predicted clips. ``near_end_steps``: running observations this close to an end are mined as negatives (0:
     none). ``shift``: training images are shifted by up to this many pixels (Kostrikov et al. 2021, Sec. 3.1).
     ``goal_weight``: of the error in predicting the state in which a successful episode ends. ``false_success``: share
-    of failed episodes that may be rewarded. ``min_successes``: recorded successes needed.
+    of failed episodes that may be rewarded. ``min_successes``: successful recorded episodes needed.
     """
 
     encoder: CompactEncoderConfig = field(default_factory=lambda: CompactEncoderConfig(width=128))
@@ -50,7 +50,7 @@ class RewardModelConfig:
     batch_size: PositiveInt = 128
     learning_rate: PositiveFloat = 1e-3
     weight_decay: NonNegativeFloat = 0.05
-    imagined_share: Share = 0.5
+    imagined_share: PartialShare = 0.5
     imagined_clips: PositiveInt = 1200
     imagined_chunks: PositiveInt = 4
     near_end_steps: Count = 12

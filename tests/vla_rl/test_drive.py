@@ -49,7 +49,7 @@ def fitted(clips: ClipSampler, tmp_path_factory: pytest.TempPathFactory) -> Fitt
     config = DynamicsFitConfig(steps=30, batch_size=8, learning_rate=5e-3, warmup=5)
     dot_episodes.finish(DynamicsFit(dynamics, config, clips, seed=0))
     path = tmp_path_factory.mktemp("fit") / "world.safetensors"
-    save_world_model(dynamics.eval(), reward_model, path, usual_error=1.0, metrics={})
+    save_world_model(dynamics.eval(), reward_model, path, usual_error=1.0, metrics={}, reward_every=2)
     return load_world_model(path)
 
 

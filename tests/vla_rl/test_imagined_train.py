@@ -162,7 +162,7 @@ def test_the_report_shows_the_evaluation_and_its_videos(run: Path) -> None:
 def test_a_replayed_episode_shows_what_was_recorded(run: Path) -> None:
     experiment = load_experiment(run)
     assert experiment.imagination is not None
-    clips = open_clips([run / "imagination" / "round_0" / "episodes"], experiment.imagination.model, "all")
+    clips = open_clips([run / "imagination" / "round_0" / "episodes"], experiment.imagination.model.dynamics, "all")
     env = make_env(experiment.sim)
     try:
         for sequence in recorded_sequences(clips)[:2]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,17 @@ from typing import Any
 import pytest
 import yaml
 
+from episodes.store import EpisodeStore
 from policies.bundle import read_bundle_info
+from sims.errors import UserError
 from sims.tabletop.config import CAMERAS
 from tests import dot_episodes
 from vla_rl.cli.arguments import load_experiment
 from vla_rl.cli.main import main
 from vla_rl.runners.imitation import cloned_from
+from vla_rl.runners.logs import recorded_spec
 from vla_rl.runs.listing import summarize
+from world_models.data.clip import HELD_OUT
 from world_models.data.clip_sampler import ClipSampler
 
 CONFIG = """\
@@ -141,6 +146,21 @@ def test_held_out_episodes_are_not_cloned(tmp_path: Path) -> None:
     succeeded = {entry.seed for entry in store.select() if entry.success}
     assert evaluated & succeeded
     assert cloned == succeeded - evaluated
+
+
+def test_episodes_that_imagination_cannot_start_from_are_refused_before_anything_is_fitted(tmp_path: Path) -> None:
+    """A task whose only start is held out; keyframes further from the end than any episode is long."""
+    store, config = dot_episodes.store(tmp_path / "store", 60), tmp_path / "logs.yaml"
+    config.write_text(CONFIG)
+    assert recorded_spec(load_experiment(config)).tasks == ("go",)
+    too_early = ("--imagination.model.keyframes.before_end", "[40, 60]")
+    with pytest.raises(UserError, match="no episode of task 'go' was observed 40 to 60 control steps before its end"):
+        recorded_spec(load_experiment(config, too_early))
+    rare = EpisodeStore(tmp_path / "rare", create=True)
+    rare.add_all(dataclasses.replace(dot_episodes.episode(seed), task="rare") for seed in range(60))
+    store.add(rare.read(next(entry.id for entry in rare.select() if entry.fold == HELD_OUT)))
+    with pytest.raises(UserError, match=r"no recorded episode of task 'rare' to start from; recorded are \['go'\]"):
+        recorded_spec(load_experiment(config))
 
 
 @pytest.mark.parametrize(

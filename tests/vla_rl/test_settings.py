@@ -132,6 +132,18 @@ def test_the_kind_is_replaced_where_the_file_left_its_name_out(tmp_path: Path) -
     assert config(tmp_path, text, "--start.policy.name=gaussian").start.policy.name == "gaussian"
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("distill: {full_noise: 0.5}", r"unknown key 'imagination\.model\.distill\.full_noise'"),  # nothing reads it
+        ("reward_model: {imagined_share: 1.0}", r"imagined_share.* must be a number of at least 0 and below 1"),
+    ],
+)
+def test_a_setting_of_a_fit_that_cannot_act_is_refused(tmp_path: Path, setting: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config(tmp_path, f"imagination: {{model: {{{setting}}}}}")
+
+
 def test_paths_are_relative_to_the_file_that_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "base.yaml").write_text("start: {store: demos, backbone: tabletop}\n")

@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 
+from episodes.schema import Episode
 from episodes.store import EpisodeStore
+from policies.bundle import save_bundle
+from policies.device import CPU
 from policies.registry import build_policy
-from sims.vector_env import StartState
+from policies.tensor_file import read_tensors
+from sims.errors import UserError
+from sims.vector_env import StartState, VectorEnv
 from tests import dot_episodes
 from tests.policies.small_configs import CONFIGS
 from tests.vla_rl.command import answer
 from vla_rl.config.environments import NoSimulatorConfig
 from vla_rl.config.errors import ConfigError
-from vla_rl.config.experiment import Experiment
+from vla_rl.config.experiment import Experiment, FromBundle
 from vla_rl.config.imagination import ImaginationConfig, WorldModelConfig
 from vla_rl.config.loader import load_config, save_config
+from vla_rl.runners.checks import check_experiment
 from vla_rl.runners.evaluate import PolicyActor, run_episodes
+from vla_rl.runners.imagination import Rounds
 from vla_rl.runners.world_model import (
-    NO_ACTION_FILE,
     WORLD_MODEL_FILE,
     evaluate_world_model,
     fit_world_model,
-    open_held_out,
+    make_imagined_env,
+    open_clips_for,
 )
 from vla_rl.runners.world_model_videos import KEY_SPEED, KEY_STEPS, key_actions
+from vla_rl.runs.run_dir import Run
 from world_models.bundle import load_world_model, save_world_model
+from world_models.data.keyframes import RecordedStarts
 from world_models.imagined_env import ImaginedEnvConfig
 from world_models.models.autoencoder import AutoencoderConfig
 from world_models.models.conv_flow import ConvFlowConfig
@@ -108,7 +119,24 @@ def test_a_folder_goes_on_with_what_it_was_fitted_to_alone(tmp_path: Path) -> No
     unlike = replace(ONE_STEP, imagined_env=ImaginedEnvConfig(num_envs=2, branch_steps=4), no_action_steps=1)
     fit_world_model(unlike, stores[:1], folder, seed=0)
     assert load_world_model(folder / WORLD_MODEL_FILE).sha256 == first
-    assert (folder / NO_ACTION_FILE).exists()
+
+
+def judge(config: WorldModelConfig, folder: Path, stores: Sequence[Path], env: VectorEnv | None = None) -> Any:
+    return evaluate_world_model(config, folder, stores, sim=NoSimulatorConfig(), env=env, seed=0)
+
+
+def test_the_baseline_without_actions_is_the_one_of_the_setting(tmp_path: Path) -> None:
+    """Other steps are another baseline, which is fitted beside the first; 0 steps are none."""
+    stores, fitted = [dot_episodes.store(tmp_path / "store", 60).path], []
+    for steps in (1, 2):
+        config = replace(ONE_STEP, no_action_steps=steps)
+        fit_world_model(config, stores, tmp_path / "fit", seed=0)
+        fitted.append({path.name for path in (tmp_path / "fit").iterdir() if "no_action" in path.name})
+        assert judge(config, tmp_path / "fit", stores)["no_action_hallucinated_success"] is not None
+    assert fitted[0] < fitted[1]
+    assert judge(ONE_STEP, tmp_path / "fit", stores)["no_action_hallucinated_success"] is None
+    with pytest.raises(WorldModelError, match="no such world model; fit one with: vla-rl world-model fit"):
+        judge(replace(ONE_STEP, no_action_steps=3), tmp_path / "fit", stores)
 
 
 def test_the_seed_is_that_of_the_configuration_unless_another_is_given(tmp_path: Path) -> None:
@@ -138,13 +166,81 @@ def test_episodes_of_another_robot_are_not_evaluated(tmp_path: Path) -> None:
         for one in map(dot_episodes.episode, range(24))
     )
     dynamics, reward_model = dot_episodes.models()
-    save_world_model(dynamics, reward_model, tmp_path / WORLD_MODEL_FILE, usual_error=1.0, metrics={})
-    fitted, config = load_world_model(tmp_path / WORLD_MODEL_FILE), WorldModelConfig(dynamics=dot_episodes.DYNAMICS)
+    save_world_model(dynamics, reward_model, tmp_path / WORLD_MODEL_FILE, usual_error=1.0, metrics={}, reward_every=4)
     same = dot_episodes.store(tmp_path / "same", 24)
-    assert open_held_out(fitted, [same.path], config).image_size == (16, 16)
+    fitted = load_world_model(tmp_path / WORLD_MODEL_FILE)
+    assert open_clips_for(fitted, [same.path], "held_out").image_size == (16, 16)
     message = r"the recorded robot does not fit the world model: image_size \(8, 8\), not \(16, 16\)"
     with pytest.raises(WorldModelError, match=message):
-        evaluate_world_model(config, tmp_path, [other.path], sim=NoSimulatorConfig(), env=None, seed=0)
+        judge(ONE_STEP, tmp_path, [other.path])
+
+
+def changed_store(path: Path, change: Callable[[Episode], Episode]) -> Path:
+    store = EpisodeStore(path, create=True)
+    store.add_all(change(dot_episodes.episode(seed, drift=(0.6, -0.6, 0.1)[seed % 3])) for seed in range(60))
+    return path
+
+
+def with_a_camera_more(one: Episode) -> Episode:
+    """In another order than the environment's, and of another size."""
+    front, flipped = (one.images[name] for name in ("front", "flipped"))
+    return replace(one, images={"side": front[:, ::2, ::2], "flipped": flipped, "front": front})
+
+
+def test_the_environments_cameras_are_predicted_whatever_a_store_holds(tmp_path: Path) -> None:
+    path, env, bundle = changed_store(tmp_path / "store", with_a_camera_more), dot_episodes.DotEnv(), tmp_path / "start"
+    save_bundle(build_policy(CONFIGS["gaussian"], dot_episodes.ROBOT), bundle)
+    settings = ImaginationConfig(stores=(path,), model=ONE_STEP)
+    experiment = Experiment(sim=NoSimulatorConfig(), device="cpu", start=FromBundle(path=bundle), imagination=settings)
+    check_experiment(experiment, env, start=bundle)
+    (tmp_path / "run").mkdir()
+    with (tmp_path / "lock").open("w") as lock:
+        run = Run(experiment=experiment, device=CPU, dir=tmp_path / "run", lock=lock)
+        rounds = Rounds(run, env.spec, settings, env=env)
+        rounds.fit(0, bundle)
+        assert rounds.evaluate(0)["episodes"] > 0
+    assert load_world_model(rounds.folder(0) / WORLD_MODEL_FILE).info.robot == dot_episodes.ROBOT
+
+
+def test_a_fitted_world_model_is_evaluated_in_its_own_chunks(tmp_path: Path) -> None:
+    path, stores = tmp_path / WORLD_MODEL_FILE, [dot_episodes.store(tmp_path / "store", 60).path]
+    save_world_model(*dot_episodes.models(), path, usual_error=1.0, metrics={}, reward_every=4)
+    longer = replace(ONE_STEP, dynamics=replace(dot_episodes.DYNAMICS, action_horizon=8))
+    own, other = judge(ONE_STEP, tmp_path, stores), judge(longer, tmp_path, stores)
+    assert own["psnr"] == other["psnr"]
+
+
+def test_another_interval_than_that_of_the_thresholds_is_refused(tmp_path: Path) -> None:
+    """Unless an earlier version saved the world model without it."""
+    path, stores = tmp_path / WORLD_MODEL_FILE, [dot_episodes.store(tmp_path / "store", 60).path]
+    save_world_model(*dot_episodes.models(), path, usual_error=1.0, metrics={}, reward_every=2)
+    fitted = load_world_model(path)
+    starts = RecordedStarts(open_clips_for(fitted, stores, "held_out"), tasks=("go",))
+    message = "reward_every is 4, and the world model's thresholds were set with 2: set it to 2"
+    with pytest.raises(WorldModelError, match=message):
+        judge(ONE_STEP, tmp_path, stores)
+    with pytest.raises(WorldModelError, match=message):
+        make_imagined_env(ONE_STEP, fitted, starts, max_steps=8)
+    metadata, tensors = read_tensors(path)
+    earlier = json.loads(metadata["info"])
+    del earlier["reward_every"]
+    path.write_bytes(save(tensors, metadata=metadata | {"info": json.dumps(earlier)}))
+    assert make_imagined_env(ONE_STEP, load_world_model(path), starts, max_steps=8).spec.tasks == ("go",)
+
+
+def test_a_task_that_the_simulator_lacks_is_refused(tmp_path: Path) -> None:
+    env, bundle = dot_episodes.DotEnv(), tmp_path / "start"
+    path = changed_store(tmp_path / "store", lambda one: replace(one, task="fly"))
+    world = tmp_path / WORLD_MODEL_FILE
+    save_world_model(*dot_episodes.models(), world, usual_error=1.0, metrics={}, reward_every=4)
+    message = r"the episodes' task 'fly' is not one of the simulator's: \('go',\)"
+    with pytest.raises(UserError, match=message):
+        judge(ONE_STEP, tmp_path, [path], env)
+    save_bundle(build_policy(CONFIGS["gaussian"], dot_episodes.ROBOT), bundle)
+    settings = ImaginationConfig(stores=(path,), model=ONE_STEP)
+    experiment = Experiment(sim=NoSimulatorConfig(), device="cpu", start=FromBundle(path=bundle), imagination=settings)
+    with pytest.raises(UserError, match=f"'imagination.stores': {message}"):
+        check_experiment(experiment, env, start=bundle)
 
 
 def test_one_setting_selects_the_kind_of_model(tmp_path: Path) -> None:

@@ -242,7 +242,9 @@ def randomized(world: ConvFlow) -> ConvFlow:
 def test_a_saved_model_is_loaded_bit_for_bit(clips: ClipSampler, tmp_path: Path) -> None:
     world, reward_model = dot_episodes.models()
     path = tmp_path / "world.safetensors"
-    save_world_model(randomized(world), reward_model, path, usual_error=0.25, metrics={"success_auc": 0.9})
+    save_world_model(
+        randomized(world), reward_model, path, usual_error=0.25, metrics={"success_auc": 0.9}, reward_every=2
+    )
     loaded = load_world_model(path)
     assert loaded.info.usual_error == 0.25
     for name, value in world.state_dict().items():

@@ -124,6 +124,9 @@ def test_keyframes_are_before_the_end_or_at_an_episodes_start(clips: ClipSampler
     assert near.choose(StartState(task=0, seed=4)) == near.choose(StartState(task=0, seed=4))
     with pytest.raises(WorldModelError, match="no recorded episode of task 'fly' to start from; recorded are"):
         Keyframes(clips, KeyframeConfig(), tasks=("fly",))
+    with pytest.raises(WorldModelError, match="no episode of task 'go' was observed 40 to 60 control steps before"):
+        Keyframes(clips, KeyframeConfig(episode_starts=0.0, before_end=(40, 60)), tasks=("go",))
+    Keyframes(clips, KeyframeConfig(episode_starts=1.0, before_end=(40, 60)), tasks=("go",))
 
 
 def test_keyframes_are_before_a_labelled_success(tmp_path: Path) -> None:

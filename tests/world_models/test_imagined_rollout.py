@@ -29,7 +29,7 @@ def test_it_is_what_the_imagined_environment_shows_and_can_be_taken_back(tmp_pat
         for weight in env.model.parameters():
             weight.add_(0.03 * torch.randn_like(weight))  # untrained it repeats the first frame
     path = tmp_path / "world.safetensors"
-    save_world_model(env.model, env.reward_model, path, usual_error=0.5, metrics={})
+    save_world_model(env.model, env.reward_model, path, usual_error=0.5, metrics={}, reward_every=2)
     start, steps = StartState(task=0, seed=11), actions(2 * H + 1)
     env.reset(start=[start] * 3)
     rollout = ImaginedRollout(load_world_model(path), env.observe([0]), seed=start.seed)

@@ -116,6 +116,17 @@ def test_successes_that_only_people_know_of_are_successes(tmp_path: Path) -> Non
     assert torch.equal(labeled.state, labeled.end_state)
 
 
+def test_a_success_of_many_observations_is_one(tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path, create=True)
+    id = store.add(dot_episodes.episode(0, steps=8))
+    store.label(id, "success", True, author="anna")
+    store.label(id, "success_from", 1, author="anna")
+    clips, config = ClipSampler([store], action_horizon=H), dot_episodes.REWARD_MODEL
+    assert len(success_observations(clips, dataclasses.replace(config, min_successes=1))) == 8
+    with pytest.raises(WorldModelError, match="the episodes hold 1 successes, a reward needs at least 2"):
+        success_observations(clips, dataclasses.replace(config, min_successes=2))
+
+
 def test_a_false_success_trains_as_none(tmp_path: Path) -> None:
     store = dot_episodes.store(tmp_path, 40)
     false = [entry.id for entry in store.select() if entry.success][::2]

@@ -114,13 +114,13 @@ class WorldModel:
         return report
 
     def _imagine(self, experiment: Experiment, settings: ImaginationConfig, stores: tuple[Path, ...]) -> dict[str, Any]:
-        from vla_rl.runners.world_model import WORLD_MODEL_FILE, make_parting, open_held_out
+        from vla_rl.runners.world_model import WORLD_MODEL_FILE, make_parting, open_clips_for
         from vla_rl.runners.world_model_videos import recorded_chunks, write_comparison, write_keyed_rollout
         from vla_rl.runs.run_dir import experiment_device
         from world_models.bundle import load_world_model
 
         fitted = load_world_model(self.folder() / WORLD_MODEL_FILE, experiment_device(experiment))
-        clips = open_held_out(fitted, stores, settings.model)
+        clips = open_clips_for(fitted, stores, "held_out")
         if not 0 <= self.episode < len(clips.entries):
             raise UserError(f"--episode must be within 0..{len(clips.entries) - 1}, got {self.episode}")
         path = self.folder() / f"imagined_{self.episode}{'_keys' if self.keys else ''}.mp4"
@@ -129,7 +129,7 @@ class WorldModel:
             write_keyed_rollout(fitted, clips, self.episode, self.keys, path, held=self.held)
             return {"video": str(path), "instruction": instruction}
         truth = recorded_chunks(clips, self.episode, fitted.dynamics.action_horizon)
-        parting = make_parting(settings.model, fitted, stores, sim=experiment.sim, seed=experiment.seed)
+        parting = make_parting(fitted, stores, sim=experiment.sim, seed=experiment.seed)
         compared = write_comparison(fitted, clips, self.episode, truth, path, caption=instruction, parting=parting)
         return {"video": str(path), "instruction": instruction, "parted_after": compared.parted_after}
 
@@ -139,7 +139,6 @@ class WorldModel:
 
         drive(
             experiment,
-            settings.model,
             self.folder(),
             stores,
             load_corrections(self.control).control,

@@ -15,17 +15,15 @@ from real_robot.corrections.settings import ControlSettings
 from real_robot.corrections.web import Address, listen, open_page, serving_web
 from vla_rl.config.environments import NoSimulatorConfig, make_env
 from vla_rl.config.experiment import Experiment
-from vla_rl.config.imagination import WorldModelConfig
 from vla_rl.drive.session import DriveSession
 from vla_rl.drive.worker import Worker
-from vla_rl.runners.world_model import WORLD_MODEL_FILE, make_parting, open_held_out
+from vla_rl.runners.world_model import WORLD_MODEL_FILE, make_parting, open_clips_for
 from vla_rl.runs.run_dir import experiment_device
 from world_models.bundle import load_world_model
 
 
 def drive(
     experiment: Experiment,
-    config: WorldModelConfig,
     folder: Path,
     stores: Sequence[Path],
     control: ControlSettings,
@@ -36,8 +34,8 @@ def drive(
 ) -> None:
     """The world model in ``folder`` beside the experiment's simulator, if it names one; from held-out ``stores``."""
     fitted = load_world_model(folder / WORLD_MODEL_FILE, experiment_device(experiment))
-    clips, sim = open_held_out(fitted, stores, config), experiment.sim
-    parting = make_parting(config, fitted, stores, sim=sim, seed=experiment.seed)
+    clips, sim = open_clips_for(fitted, stores, "held_out"), experiment.sim
+    parting = make_parting(fitted, stores, sim=sim, seed=experiment.seed)
     with contextlib.ExitStack() as stack:
         env = None
         if not isinstance(sim, NoSimulatorConfig):

@@ -11,14 +11,14 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from policies.policy import RobotSpec
 from real_robot.corrections.human_input import Action, HumanInput, RawInput
 from real_robot.corrections.pictures import encode_jpeg
 from real_robot.corrections.settings import ControlSettings
 from sims.devices.env_on_device import on_device
 from sims.errors import UserError
 from sims.vector_env import Observation, StartState, VectorEnv
-from world_models.bundle import FittedWorldModel, check_robot
+from vla_rl.runners.world_model import check_simulator
+from world_models.bundle import FittedWorldModel
 from world_models.data.clip_sampler import ClipSampler
 from world_models.evaluation.parting import APART_M, Distance, Parting
 from world_models.imagined_rollout import ImaginedRollout, recorded_start
@@ -61,9 +61,7 @@ class DriveSession:
         self._max_steps = longest if env is None else env.spec.max_steps
         self.number = 0
         if env is not None:
-            check_robot(fitted.info, RobotSpec.of(env.spec), what="the simulator")
-            if unknown := sorted({entry.task for entry in clips.entries} - set(env.spec.tasks)):
-                raise UserError(f"the episodes' task {unknown[0]!r} is not one of the simulator's: {env.spec.tasks}")
+            check_simulator(fitted.info, clips, env.spec)
 
     # -- what happens ----------------------------------------------------------------------------------------------
 

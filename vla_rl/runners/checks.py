@@ -6,7 +6,7 @@ not after an hour of demonstrations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from episodes.catalog import Entry
 from episodes.overlays import DELETED, outcome_labelled
 from episodes.store import EVERYTHING, EpisodeStore, Selection
 from policies.backbone import load_backbone
@@ -77,6 +78,8 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
         if (imagination := experiment.imagination) is not None:
             _check_imagined_time_limit(experiment.algorithm)
             check_stores(imagination.stores, env.spec, "imagination.stores")
+            with naming("imagination.stores"):
+                check_tasks([one for path in imagination.stores for one in EpisodeStore(path).select()], env.spec)
             if imagination.clone_successes is not None:
                 _check_bc(policy, imagination.clone_successes, "imagination.clone_successes")
             _check_world_model(imagination.model, policy)
@@ -133,6 +136,15 @@ def check_stores(stores: Sequence[Path], spec: EnvSpec, setting: str, *, where: 
             recorded = recorded_robot(path, cameras=spec.cameras, where=where)
             if differences := recorded.differences(RobotSpec.of(spec)):
                 raise UserError(f"{path} was recorded with another robot or simulator: {differences}")
+
+
+def check_tasks(entries: Iterable[Entry], spec: EnvSpec) -> None:
+    """UserError where an episode is of a task that the simulator lacks."""
+    if unknown := sorted({entry.task for entry in entries} - set(spec.tasks)):
+        raise UserError(
+            f"the episodes' task {unknown[0]!r} is not one of the simulator's: {spec.tasks}; name it in section sim, "
+            "or give stores without it"
+        )
 
 
 @contextmanager

@@ -43,8 +43,7 @@ from vla_rl.runners.world_model import (
     evaluate_world_model,
     fit_world_model,
     make_imagined_env,
-    open_clips,
-    open_held_out,
+    open_clips_for,
 )
 from vla_rl.runs.run_dir import Run
 from world_models.bundle import FittedWorldModel, check_robot, load_world_model
@@ -194,6 +193,7 @@ class Rounds:
                     self.stores,
                     self.folder(number),
                     seed=self.seed,
+                    cameras=self.spec.cameras,
                     policy=load_bundle(policy),
                     start=self.world_model,
                     device=self.run.device,
@@ -230,7 +230,7 @@ class Rounds:
         fitted, spec = load_world_model(folder / WORLD_MODEL_FILE, self.run.device), self.spec
         check_robot(fitted.info, read_bundle_info(policy).robot, what=f"the policy {policy}")
         check_robot(fitted.info, RobotSpec.of(spec), what=f"the environment {spec.name}")
-        keyframes = Keyframes(open_clips(self.stores, model, "fit"), model.keyframes, tasks=spec.tasks)
+        keyframes = Keyframes(open_clips_for(fitted, self.stores, "fit"), model.keyframes, tasks=spec.tasks)
         return make_imagined_env(model, fitted, keyframes, max_steps=spec.max_steps)
 
 
@@ -311,7 +311,7 @@ def compare_success(
     the policies, from three on. Without ``env`` (episodes recorded elsewhere) these and the real success are None.
     """
     fitted = load_world_model(directory / WORLD_MODEL_FILE, device)
-    clips = open_held_out(fitted, stores, config)
+    clips = open_clips_for(fitted, stores, "held_out")
     tasks = env.spec.tasks if env is not None else tuple(dict.fromkeys(entry.task for entry in clips.entries))
     longest = env.spec.max_steps if env is not None else max(entry.steps for entry in clips.entries)
     imagined, starts = whole_episodes(config, fitted, clips, tasks=tasks, max_steps=longest, count=count)

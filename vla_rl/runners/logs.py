@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from episodes.store import EpisodeStore
 from policies.bundle import load_bundle
 from policies.device import CPU
 from sims.errors import UserError
@@ -22,11 +21,12 @@ from vla_rl.config.imagination import ImaginationConfig
 from vla_rl.runners.evaluate import evaluate_policy
 from vla_rl.runners.imagination import Reinforce, Rounds, misled, missed, ship, whole_episodes
 from vla_rl.runners.imitation import recorded_robot
-from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips
+from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips, open_clips_for
 from vla_rl.runs.progress import console
 from vla_rl.runs.run_dir import Run, stage_seconds
 from world_models.bundle import load_world_model
 from world_models.data.clip import Part
+from world_models.data.keyframes import Keyframes
 
 OF_RECORDING = (
     "rounds",
@@ -80,21 +80,22 @@ def recorded_spec(experiment: Experiment) -> EnvSpec:
     settings = log_settings(experiment)
     if unused := [name for name in OF_RECORDING if getattr(settings, name) != getattr(ImaginationConfig(), name)]:
         console.print(f"sim.name is none; these settings of imagination have no effect: {', '.join(unused)}")
+    robot, model = recorded_robot(settings.stores[0]), settings.model
     parts: tuple[Part, ...] = get_args(Part)
-    for part in parts:
-        open_clips(settings.stores, settings.model, part)
-    robot = recorded_robot(settings.stores[0])
-    entries = [entry for path in settings.stores for entry in EpisodeStore(path).select()]
+    clips = {part: open_clips(settings.stores, model.dynamics, part, cameras=robot.cameras) for part in parts}
+    entries = clips["all"].entries
+    tasks = tuple(dict.fromkeys(entry.task for entry in entries))
+    Keyframes(clips["fit"], model.keyframes, tasks=tasks)
     return EnvSpec(
         name="recorded episodes",
-        num_envs=settings.model.imagined_env.num_envs,
+        num_envs=model.imagined_env.num_envs,
         action_dim=robot.action_dim,
         state_dim=robot.state_dim,
         cameras=robot.cameras,
         image_size=robot.image_size,
         control_hz=robot.control_hz,
         max_steps=max(entry.steps for entry in entries),
-        tasks=tuple(dict.fromkeys(entry.task for entry in entries)),
+        tasks=tasks,
         device=CPU.device,
         fingerprint={},
         can_capture=False,
@@ -120,10 +121,11 @@ def evaluate_imagined(run: Run, spec: EnvSpec, start: Path) -> None:
             if not stage.pending:
                 continue
             folder = Rounds(run, spec, settings, env=None).folder(0)
+            fitted = load_world_model(folder / WORLD_MODEL_FILE, run.device)
             env, starts = whole_episodes(
                 settings.model,
-                load_world_model(folder / WORLD_MODEL_FILE, run.device),
-                open_clips(settings.stores, settings.model, "held_out"),
+                fitted,
+                open_clips_for(fitted, settings.stores, "held_out"),
                 tasks=spec.tasks,
                 max_steps=spec.max_steps,
                 count=evaluation.episodes,

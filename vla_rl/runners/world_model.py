@@ -17,13 +17,14 @@ from policies.policy import RobotSpec
 from sims.devices.crossing import crossing
 from sims.numbers.seeding import spawn_seed
 from sims.registry import EnvConfig, object_locator
-from sims.vector_env import VectorEnv
+from sims.vector_env import EnvSpec, VectorEnv
 from vla_rl.config.imagination import WorldModelConfig
 from vla_rl.config.loader import flat_settings
 from vla_rl.intervals import wilson_interval
+from vla_rl.runners.checks import check_tasks
 from vla_rl.runners.fit import note_fitted_to, run_fit
 from vla_rl.runners.world_model_videos import write_evaluation_videos
-from world_models.bundle import FittedWorldModel, check_robot, load_world_model, save_world_model
+from world_models.bundle import FittedWorldModel, WorldModelInfo, check_robot, load_world_model, save_world_model
 from world_models.data.clip import Part, first_history
 from world_models.data.clip_sampler import ClipSampler
 from world_models.data.keyframes import ImaginedStarts
@@ -47,23 +48,47 @@ from world_models.training.reward_model import (
 )
 from world_models.world_model import WorldModelError
 
-WORLD_MODEL_FILE, NO_ACTION_FILE = "world.safetensors", "no_action.safetensors"
+WORLD_MODEL_FILE = "world.safetensors"
 EPISODES, CLONE = "episodes", "clone"  # folders of a round of training in imagination, beside its world model
 # Settings that may change without another fit.
 USE_SETTINGS = ("keyframes", "imagined_env", "no_action_steps")
 USUAL_QUANTILE = 0.9  # of the model's own error estimate that counts as usual
 
 
-def open_clips(stores: Sequence[Path], config: WorldModelConfig, part: Part) -> ClipSampler:
-    horizon = config.dynamics.action_horizon
-    return ClipSampler([EpisodeStore(path) for path in stores], action_horizon=horizon, part=part)
+def open_clips(
+    stores: Sequence[Path], dynamics: DynamicsConfig, part: Part, *, cameras: Sequence[str] | None = None
+) -> ClipSampler:
+    """``cameras``: in this order; None: all, as first recorded."""
+    opened = [EpisodeStore(path) for path in stores]
+    return ClipSampler(opened, action_horizon=dynamics.action_horizon, cameras=cameras, part=part)
 
 
-def open_held_out(fitted: FittedWorldModel, stores: Sequence[Path], config: WorldModelConfig) -> ClipSampler:
-    """To compare with what ``fitted`` predicts. WorldModelError where another robot was recorded."""
-    clips = open_clips(stores, config, "held_out")
+def open_clips_for(fitted: FittedWorldModel, stores: Sequence[Path], part: Part) -> ClipSampler:
+    """As ``fitted`` predicts them. WorldModelError where another robot was recorded."""
+    clips = open_clips(stores, fitted.info.dynamics, part, cameras=fitted.info.robot.cameras)
     check_robot(fitted.info, robot_of(stores, clips), what="the recorded robot")
     return clips
+
+
+def check_simulator(info: WorldModelInfo, clips: ClipSampler, spec: EnvSpec) -> None:
+    """UserError where the simulator has another robot or lacks a task of ``clips``."""
+    check_robot(info, RobotSpec.of(spec), what="the simulator")
+    check_tasks(clips.entries, spec)
+
+
+def check_reward_every(info: WorldModelInfo, config: WorldModelConfig) -> None:
+    """WorldModelError where the thresholds of success were set for another interval between classifications."""
+    configured = config.imagined_env.reward_every
+    if info.reward_every not in (None, configured):
+        raise WorldModelError(
+            f"imagined_env.reward_every is {configured}, and the world model's thresholds were set with "
+            f"{info.reward_every}: set it to {info.reward_every}, or fit a world model in another folder (--out)"
+        )
+
+
+def no_action_path(directory: Path, steps: int) -> Path:
+    """Of the baseline that was fitted in ``steps`` without the actions."""
+    return directory / f"no_action_{steps}.safetensors"
 
 
 def robot_of(stores: Sequence[Path], clips: ClipSampler) -> RobotSpec:
@@ -90,6 +115,7 @@ def fit_world_model(
     directory: Path,
     *,
     seed: int,
+    cameras: Sequence[str] | None = None,
     policy: object = None,
     start: Path | None = None,
     device: Device = CPU,
@@ -99,10 +125,11 @@ def fit_world_model(
     WorldModelError where ``directory`` holds a fit with other settings, episodes, seed or ``start``, and, before
     anything is fitted, where the episodes hold too few successes for a reward model.
 
-    ``policy``: the reward model starts from its encoder, if it has one of the same settings. ``start``: an earlier
-    world model whose dynamics are fitted further.
+    ``cameras``: to predict, in this order; None: all that were recorded. ``policy``: the reward model starts from its
+    encoder, if it has one of the same settings. ``start``: an earlier world model whose dynamics are fitted further.
     """
-    clips, calibration = open_clips(stores, config, "fit"), open_clips(stores, config, "calibration")
+    parts: tuple[Part, Part] = ("fit", "calibration")
+    clips, calibration = (open_clips(stores, config.dynamics, part, cameras=cameras) for part in parts)
     robot = robot_of(stores, clips)
     success_observations(clips, config.reward_model)
     earlier = load_world_model(start, device) if start is not None else None
@@ -115,15 +142,24 @@ def fit_world_model(
             config, dynamics, clips, calibration, directory / "reward_model", seed=seed, policy=policy
         )
         usual = usual_error(dynamics, calibration, seed=seed)
-        save_world_model(dynamics, reward_model, directory / WORLD_MODEL_FILE, usual_error=usual, metrics=metrics)
-    if config.no_action_steps and not (directory / NO_ACTION_FILE).exists():
+        save_world_model(
+            dynamics,
+            reward_model,
+            directory / WORLD_MODEL_FILE,
+            usual_error=usual,
+            metrics=metrics,
+            reward_every=config.imagined_env.reward_every,
+        )
+    baseline = no_action_path(directory, config.no_action_steps)
+    if config.no_action_steps and not baseline.exists():
         blind = replace(config.dynamics, actions=False)
         short = replace(config, fit=replace(config.fit, steps=config.no_action_steps), distill=None)
         dynamics = fit_dynamics(
-            short, blind, clips, robot, directory / "no_action", seed=seed, start=None, device=device
+            short, blind, clips, robot, baseline.with_suffix(""), seed=seed, start=None, device=device
         )
         reward_model = load_world_model(directory / WORLD_MODEL_FILE, device).reward_model
-        save_world_model(dynamics, reward_model, directory / NO_ACTION_FILE, usual_error=1.0, metrics={})
+        every = config.imagined_env.reward_every
+        save_world_model(dynamics, reward_model, baseline, usual_error=1.0, metrics={}, reward_every=every)
     path = directory / WORLD_MODEL_FILE
     return {"world": str(path), **load_world_model(path).info.metrics}
 
@@ -240,6 +276,7 @@ def make_imagined_env(
     config: WorldModelConfig, fitted: FittedWorldModel, starts: ImaginedStarts, *, max_steps: int
 ) -> ImaginedEnv:
     """Imagined episodes of the tasks of ``starts``, each of at most ``max_steps`` control steps."""
+    check_reward_every(fitted.info, config)
     return ImaginedEnv(
         config.imagined_env,
         fitted.dynamics,
@@ -262,18 +299,15 @@ def evaluate_world_model(
     device: Device = CPU,
 ) -> dict[str, Any]:
     """The evaluation of the world model in ``directory`` on held-out episodes of ``stores``; writes videos there."""
-    fitted, no_action = load_world_model(directory / WORLD_MODEL_FILE, device), directory / NO_ACTION_FILE
-    clips, every = open_held_out(fitted, stores, config), config.imagined_env.reward_every
+    fitted, steps = load_world_model(directory / WORLD_MODEL_FILE, device), config.no_action_steps
+    no_action = load_world_model(no_action_path(directory, steps), device).dynamics if steps else None
+    clips, every = open_clips_for(fitted, stores, "held_out"), config.imagined_env.reward_every
+    check_reward_every(fitted.info, config)
     if env is not None:
-        check_robot(fitted.info, RobotSpec.of(env.spec), what="the simulator")
+        check_simulator(fitted.info, clips, env.spec)
     evaluation = WorldModelEvaluation(reward_model=fitted.reward_model, clips=clips, reward_every=every, seed=seed)
-    parting = make_parting(config, fitted, stores, sim=sim, seed=seed)
-    report = evaluation.report(
-        fitted.dynamics,
-        env=env,
-        no_action=load_world_model(no_action, device).dynamics if no_action.exists() else None,
-        locate=parting.locate,
-    )
+    parting = make_parting(fitted, stores, sim=sim, seed=seed)
+    report = evaluation.report(fitted.dynamics, env=env, no_action=no_action, locate=parting.locate)
     hallucinated, sequences = report["hallucinated_success"], report["swapped_sequences"]
     if hallucinated is not None:
         report["hallucinated_success_interval"] = wilson_interval(round(hallucinated * sequences), sequences)
@@ -287,9 +321,7 @@ def evaluate_world_model(
     }
 
 
-def make_parting(
-    config: WorldModelConfig, fitted: FittedWorldModel, stores: Sequence[Path], *, sim: EnvConfig, seed: int
-) -> Parting:
+def make_parting(fitted: FittedWorldModel, stores: Sequence[Path], *, sim: EnvConfig, seed: int) -> Parting:
     """What counts as usual is measured on the calibration episodes of ``stores``."""
-    usual = usual_picture_difference(fitted.dynamics, open_clips(stores, config, "calibration"), seed=seed)
+    usual = usual_picture_difference(fitted.dynamics, open_clips_for(fitted, stores, "calibration"), seed=seed)
     return Parting(usual_picture=usual, locate=object_locator(sim, fitted.info.robot.cameras))

@@ -74,7 +74,8 @@ class RecordedStarts:
 
 
 class Keyframes:
-    """Keyframes and episode starts per task. WorldModelError if no episode of a task was recorded."""
+    """Keyframes and episode starts per task. WorldModelError if no episode of a task was recorded, or, where there are
+    to be keyframes, none that is as long as these need."""
 
     def __init__(self, clips: ClipSampler, config: KeyframeConfig, *, tasks: tuple[str, ...]) -> None:
         self.clips, self.config, self.tasks = clips, config, tasks
@@ -85,10 +86,18 @@ class Keyframes:
             episodes = np.array([i for i, entry in enumerate(clips.entries) if entry.task == task], dtype=np.int64)
             if not len(episodes):
                 known = sorted({entry.task for entry in clips.entries})
-                raise WorldModelError(f"no recorded episode of task {task!r} to start from; recorded are {known}")
+                raise WorldModelError(
+                    f"no recorded episode of task {task!r} to start from; recorded are {known}, held-out ones aside"
+                )
             self._episodes.append(episodes)
             succeeded = [pair for e in episodes if clips.entries[e].success for pair in self._near_end(int(e))]
             failed = [pair for e in episodes if not clips.entries[e].success for pair in self._near_end(int(e))]
+            if config.episode_starts < 1 and not succeeded + failed:
+                low, high = config.before_end
+                raise WorldModelError(
+                    f"no episode of task {task!r} was observed {low} to {high} control steps before its end, where "
+                    "keyframes.before_end has imagined episodes start; change it, or set keyframes.episode_starts 1"
+                )
             self._near.append((succeeded, failed))
 
     def _near_end(self, episode: int) -> list[tuple[int, int]]:

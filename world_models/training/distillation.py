@@ -22,11 +22,11 @@ from policies.denoising.kernels import time_grid
 from sims.numbers.ranges import Depth, PositiveFloat, PositiveInt
 from world_models.data.clip_sampler import ClipSampler
 from world_models.models.flow_model import FlowWorldModel, HistoryPrefill
-from world_models.training.dynamics import DynamicsFit, DynamicsFitConfig, Latents
+from world_models.training.dynamics import Latents, PredictionFit, PredictionFitConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillConfig(DynamicsFitConfig):
+class DistillConfig(PredictionFitConfig):
     """``to``: the student's denoising steps."""
 
     to: Depth = 1
@@ -42,10 +42,10 @@ class DistillConfig(DynamicsFitConfig):
         return teacher_steps // self.to
 
 
-class Distillation(DynamicsFit):
+class Distillation(PredictionFit):
     """Turns ``model`` into a student with ``config.to`` steps of its present self, the teacher.
 
-    Histories are recorded or rolled in as in ``DynamicsFit``; state and error are fitted to the recording.
+    Histories are recorded or rolled in as in all ``PredictionFit``; state and error are fitted to the recording.
     """
 
     def __init__(self, model: FlowWorldModel, config: DistillConfig, clips: ClipSampler, *, seed: int) -> None:

@@ -10,6 +10,7 @@ to correct its own errors, which would otherwise accumulate over an imagined rol
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,16 +32,14 @@ Latents = Float[Tensor, "B cameras channels height width"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicsFitConfig(OptimizerConfig):
+class PredictionFitConfig(OptimizerConfig):
     """``roll_in``: share of predictions that start from an earlier prediction, once a share ``roll_in_from`` of the
-    steps is done; earlier the predicted frames are too poor to learn from. ``full_noise``: share of predictions fitted
-    at s = 1, the only time that a one-step sampler uses. ``motion_threshold``: a pixel moved if a channel changed by
-    more [latent units]. ``state_weight``: of the state's error in the loss.
+    steps is done; earlier the predicted frames are too poor to learn from. ``motion_threshold``: a pixel moved if a
+    channel changed by more [latent units]. ``state_weight``: of the state's error in the loss.
     """
 
     roll_in: PartialShare = 0.85
     roll_in_from: Share = 0.2
-    full_noise: Share = 0.8
     motion_weight: NonNegativeFloat = 9.0
     motion_threshold: NonNegativeFloat = 0.12
     state_weight: NonNegativeFloat = 0.1
@@ -51,14 +50,21 @@ class DynamicsFitConfig(OptimizerConfig):
             raise ValueError(f"fit.roll_in must be in [0, 1), got {self.roll_in}")
 
 
-class DynamicsFit(ClipOptimization):
-    """Flow matching; each entry of the batch passes through an episode.
+@dataclass(frozen=True, kw_only=True)
+class DynamicsFitConfig(PredictionFitConfig):
+    """``full_noise``: share of predictions fitted at s = 1, the only time that a one-step sampler uses."""
+
+    full_noise: Share = 0.8
+
+
+class PredictionFit(ClipOptimization):
+    """Fit of clean estimates; each entry of the batch passes through an episode.
 
     Most predictions of an entry start where its previous one ended, with the predicted frame and state, so that any
     number of consecutive predictions occurs at the cost of one prediction per update.
     """
 
-    def __init__(self, model: FlowWorldModel, config: DynamicsFitConfig, clips: ClipSampler, *, seed: int) -> None:
+    def __init__(self, model: FlowWorldModel, config: PredictionFitConfig, clips: ClipSampler, *, seed: int) -> None:
         check_clips(model, clips)
         super().__init__(model, config, clips, seed=seed)
         self.model, self.config = model, config
@@ -105,19 +111,11 @@ class DynamicsFit(ClipOptimization):
             entry = entry.to(self.device)
         return History.cat([history, self._history])[entry]
 
+    @abstractmethod
     def example(
         self, prefill: HistoryPrefill, action: Tensor, length: Tensor, truth: Latents
     ) -> tuple[Latents, Float[Tensor, " B"], Latents]:
         """The network's noisy input, its time s, and the clean latent that it should estimate."""
-        s = self._draw_times(len(truth))
-        noise = torch.randn(truth.shape, generator=self._generator, device=self.device)
-        return torch.lerp(truth, noise, s[:, None, None, None, None]), s, truth
-
-    def _draw_times(self, batch: int) -> Float[Tensor, " B"]:
-        """s = 1 for a share ``full_noise``, logit-normal for the rest (Esser et al. 2024, Sec. 3.1)."""
-        drawn = torch.sigmoid(torch.randn(batch, generator=self._generator, device=self.device)).clamp(min=1e-3)
-        full = torch.rand(batch, generator=self._generator, device=self.device) < self.config.full_noise
-        return torch.where(full, 1.0, drawn)
 
     def _state_error(self, out: CleanEstimate, state: Float[Tensor, "B state_dim"]) -> Float[Tensor, " B"]:
         scale = self.model.normalizer.state_std * self.model.step_std
@@ -140,8 +138,29 @@ class DynamicsFit(ClipOptimization):
         self._history = None if state["history"] is None else History(**state["history"]).to(self.device)
 
 
+class DynamicsFit(PredictionFit):
+    """Flow matching to the recording."""
+
+    def __init__(self, model: FlowWorldModel, config: DynamicsFitConfig, clips: ClipSampler, *, seed: int) -> None:
+        super().__init__(model, config, clips, seed=seed)
+        self._full_noise = config.full_noise
+
+    def example(
+        self, prefill: HistoryPrefill, action: Tensor, length: Tensor, truth: Latents
+    ) -> tuple[Latents, Float[Tensor, " B"], Latents]:
+        s = self._draw_times(len(truth))
+        noise = torch.randn(truth.shape, generator=self._generator, device=self.device)
+        return torch.lerp(truth, noise, s[:, None, None, None, None]), s, truth
+
+    def _draw_times(self, batch: int) -> Float[Tensor, " B"]:
+        """s = 1 for a share ``full_noise``, logit-normal for the rest (Esser et al. 2024, Sec. 3.1)."""
+        drawn = torch.sigmoid(torch.randn(batch, generator=self._generator, device=self.device)).clamp(min=1e-3)
+        full = torch.rand(batch, generator=self._generator, device=self.device) < self._full_noise
+        return torch.where(full, 1.0, drawn)
+
+
 def motion_weight(
-    target: Latents, before: Latents, history: History, config: DynamicsFitConfig
+    target: Latents, before: Latents, history: History, config: PredictionFitConfig
 ) -> Float[Tensor, "B cameras 1 height width"]:
     """1, plus ``config.motion_weight`` where the recording moved or the history's current frame is wrong."""
     change = torch.maximum((target - before).abs(), (target - history.current).abs()).amax(-3, keepdim=True)

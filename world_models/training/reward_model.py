@@ -107,11 +107,12 @@ class RewardModelFit(Optimization[LabeledObservations]):
 
 
 def success_observations(clips: ClipSampler, config: RewardModelConfig) -> np.ndarray:
-    """Their indices. WorldModelError where there are too few to fit a reward model to."""
+    """Their indices. WorldModelError where they are of too few episodes to fit a reward model to."""
     successes = clips.with_status(SUCCESS)
-    if len(successes) < config.min_successes:
+    episodes = len(np.unique(clips.first_of_episode(successes)))
+    if episodes < config.min_successes:
         raise WorldModelError(
-            f"the episodes hold {len(successes)} successes, a reward needs at least {config.min_successes}; "
+            f"the episodes hold {episodes} successes, a reward needs at least {config.min_successes}; "
             "record more, for example demonstrations"
         )
     return successes

@@ -49,7 +49,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The episodes, and a world model that was fitted to them on the second device: dynamics, then the reward model."""
     folder = tmp_path_factory.mktemp("world")
     store = dot_episodes.store(folder / "store", 40)
-    clips, calibration = open_clips([store.path], WORLD, "fit"), open_clips([store.path], WORLD, "calibration")
+    clips = open_clips([store.path], WORLD.dynamics, "fit")
+    calibration = open_clips([store.path], WORLD.dynamics, "calibration")
     with TransferCounter() as counter:
         torch.manual_seed(0)
         dynamics = SECOND.place(build_world_model(WORLD.dynamics, dot_episodes.ROBOT))
@@ -61,7 +62,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
             WORLD, dynamics.eval(), clips, calibration, folder / "reward_model", seed=0, policy=None
         )
         usual = usual_error(dynamics, calibration, seed=0)
-        save_world_model(dynamics, reward_model, folder / WORLD_MODEL_FILE, usual_error=usual, metrics=metrics)
+        path, every = folder / WORLD_MODEL_FILE, WORLD.imagined_env.reward_every
+        save_world_model(dynamics, reward_model, path, usual_error=usual, metrics=metrics, reward_every=every)
     assert counter.unnamed == {}
     return store.path, folder
 
@@ -70,7 +72,7 @@ def test_world_model_evaluation(world: tuple[Path, Path]) -> None:
     store, folder = world
     fitted = load_world_model(folder / WORLD_MODEL_FILE, SECOND)
     assert fitted.dynamics.device == fitted.reward_model.device == DEVICE
-    clips = open_clips([store], WORLD, "held_out")
+    clips = open_clips([store], WORLD.dynamics, "held_out")
     evaluation = WorldModelEvaluation(reward_model=fitted.reward_model, clips=clips, reward_every=2, seed=0)
     report = evaluation.report(fitted.dynamics, env=None, no_action=None, locate=None, horizons=(1,), swaps=2)
     assert report["episodes"] == len(clips.entries)
@@ -78,7 +80,7 @@ def test_world_model_evaluation(world: tuple[Path, Path]) -> None:
 
 def test_a_resumed_world_model_fit_is_the_same_fit(world: tuple[Path, Path], tmp_path: Path) -> None:
     store, folder = world
-    clips, fits = open_clips([store], WORLD, "fit"), []
+    clips, fits = open_clips([store], WORLD.dynamics, "fit"), []
     for _ in range(2):
         fitted = load_world_model(folder / WORLD_MODEL_FILE, SECOND)
         imagined = imagine_observations(fitted.dynamics, clips, fitted.reward_model.config, count=4, seed=0)
@@ -98,7 +100,7 @@ def test_a_resumed_world_model_fit_is_the_same_fit(world: tuple[Path, Path], tmp
 def test_ppo_in_imagined_rollouts(world: tuple[Path, Path]) -> None:
     store, folder = world
     fitted = load_world_model(folder / WORLD_MODEL_FILE, SECOND)
-    keyframes = Keyframes(open_clips([store], WORLD, "fit"), KeyframeConfig(), tasks=("go",))
+    keyframes = Keyframes(open_clips([store], WORLD.dynamics, "fit"), KeyframeConfig(), tasks=("go",))
     env = make_imagined_env(WORLD, fitted, keyframes, max_steps=8)
     assert env.spec.device == DEVICE
     assert on_device(env, DEVICE) is env
