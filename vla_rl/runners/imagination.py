@@ -134,8 +134,8 @@ class Rounds:
         self.run, self.spec, self.env, self.settings = run, spec, env, settings
         self.seed = run.experiment.seed
         self.given = list(settings.stores)
-        recorded = (run.demonstrations / "catalog.sqlite").exists()
-        self.demonstrations = [run.demonstrations] if recorded else []
+        recorded = [] if env is None else run.started_from
+        self.demonstrations = [store for store in recorded if store not in self.given]
         self.episodes: list[Path] = []  # recorded by each round
         self.world_model: Path | None = None  # of the latest round that trained in it
 
