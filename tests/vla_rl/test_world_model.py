@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from episodes.store import EpisodeStore
+from policies.bundle import Provenance, save_bundle
 from policies.registry import build_policy
 from sims.vector_env import StartState
 from tests import dot_episodes
@@ -22,6 +24,7 @@ from vla_rl.config.experiment import Experiment
 from vla_rl.config.imagination import ImaginationConfig, WorldModelConfig
 from vla_rl.config.loader import load_config, save_config
 from vla_rl.runners.evaluate import PolicyActor, run_episodes
+from vla_rl.runners.imagination import compare_success
 from vla_rl.runners.world_model import (
     NO_ACTION_FILE,
     WORLD_MODEL_FILE,
@@ -31,6 +34,7 @@ from vla_rl.runners.world_model import (
 )
 from vla_rl.runners.world_model_videos import KEY_SPEED, KEY_STEPS, key_actions
 from world_models.bundle import load_world_model, save_world_model
+from world_models.data.clip import HELD_OUT
 from world_models.imagined_env import ImaginedEnvConfig
 from world_models.models.autoencoder import AutoencoderConfig
 from world_models.models.conv_flow import ConvFlowConfig
@@ -145,6 +149,37 @@ def test_episodes_of_another_robot_are_not_evaluated(tmp_path: Path) -> None:
     message = r"the recorded robot does not fit the world model: image_size \(8, 8\), not \(16, 16\)"
     with pytest.raises(WorldModelError, match=message):
         evaluate_world_model(config, tmp_path, [other.path], sim=NoSimulatorConfig(), env=None, seed=0)
+
+
+class NotedStarts(dot_episodes.DotEnv):
+    """``seeds``: of all episodes that it began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seeds: list[int] = []
+
+    def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
+        self.seeds += [one.seed for one in start]
+        super().reset(env_ids, start=start)
+
+
+def test_policies_start_in_the_simulator_where_they_start_in_the_world_model(tmp_path: Path) -> None:
+    dynamics, reward_model = dot_episodes.models()
+    save_world_model(dynamics, reward_model, tmp_path / WORLD_MODEL_FILE, usual_error=1.0, metrics={})
+    store = dot_episodes.store(tmp_path / "store", 60)
+    held_out = [entry for entry in store.select() if entry.fold == HELD_OUT]
+    store.trim(held_out[0].id, 1, held_out[0].steps, author="anna")
+    torch.manual_seed(0)
+    policy = build_policy(CONFIGS["gaussian"], dot_episodes.ROBOT)
+    save_bundle(policy, tmp_path / "bundle", provenance=Provenance())
+    config = WorldModelConfig(dynamics=dot_episodes.DYNAMICS, imagined_env=ImaginedEnvConfig(num_envs=4))
+    bundles, whole = [tmp_path / "bundle"], [entry.seed for entry in held_out[1:]]
+    env = NotedStarts()
+    found = compare_success(config, tmp_path, [store.path], env=env, bundles=bundles, count=50, seed=0)
+    assert env.seeds == whole
+    assert found["policies"][0]["episodes"] == len(whole)
+    alone = compare_success(config, tmp_path, [store.path], env=None, bundles=bundles, count=50, seed=0)
+    assert alone["policies"][0]["episodes"] == len(held_out)
 
 
 def test_one_setting_selects_the_kind_of_model(tmp_path: Path) -> None:
