@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from sims.registry import make_env
 from vla_rl.bench.record import row, write_record
@@ -29,7 +28,7 @@ from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips
 from world_models.bundle import FittedWorldModel, load_world_model, save_world_model
 from world_models.data.clip import first_history
 from world_models.data.clip_sampler import ClipSampler
-from world_models.evaluation.action_sequences import recorded_sequences
+from world_models.evaluation.action_sequences import recorded_sequences, true_outcomes
 from world_models.evaluation.imagined_success import imagined_success, set_thresholds
 from world_models.evaluation.open_loop import frames_per_second, open_loop_errors
 from world_models.models.flow_model import FlowWorldModel
@@ -106,7 +105,7 @@ def measured(model: FlowWorldModel, fitted: FittedWorldModel, experiment: Experi
     }
     sequences = recorded_sequences(held_out)
     outcomes = imagined_success(model, reward_model, held_out, sequences, seed=seed, reward_every=every)
-    truth = torch.tensor([entry.success for entry in held_out.entries])
+    truth = true_outcomes(held_out, sequences)
     figures |= {
         "AUC of recorded actions [1]": auc(outcomes.score, truth),
         "success of recorded actions [1]": outcomes.success.float().mean().item(),

@@ -63,12 +63,13 @@ def mean_interval(values: Float[np.ndarray, " N"], rng: np.random.Generator, dra
 def best_threshold(score: Float[Tensor, " N"], truth: Bool[Tensor, " N"]) -> tuple[float, float]:
     """Threshold that maximizes true-positive minus false-positive rate (Youden 1950), and that maximum.
 
-    It lies in the middle between two scores.
+    It lies in the middle between two different scores: equal ones are all above it, or none is.
     """
     values, order = torch.sort(score, descending=True)
     hits = truth[order].double()
     gain = hits.cumsum(0) / hits.sum() - (1 - hits).cumsum(0) / (1 - hits).sum()
-    at = int(gain.argmax())
+    divides = torch.cat([values[:-1] != values[1:], torch.ones(1, dtype=torch.bool, device=values.device)])
+    at = int(gain.where(divides, -torch.inf).argmax())
     following = values[at + 1].item() if at + 1 < len(values) else 0.0
     return (values[at].item() + following) / 2, gain[at].item()
 

@@ -22,11 +22,11 @@ from vla_rl.cli.main import main
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.imagination import ImaginationConfig
 from vla_rl.config.loader import load_config
-from vla_rl.runners.imagination import Perturbed, branch_steps
+from vla_rl.runners.imagination import Perturbed, Rounds, branch_steps
 from vla_rl.runners.observe_every import ObserveEvery
 from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips
 from vla_rl.runners.world_model_videos import recorded_chunks, replayed_chunks
-from vla_rl.runs.run_dir import load_experiment
+from vla_rl.runs.run_dir import load_experiment, open_run
 from world_models.evaluation.action_sequences import recorded_sequences
 
 CONFIG = """\
@@ -127,6 +127,29 @@ def test_a_share_of_the_chunks_is_offset_as_a_whole() -> None:
     assert offset.float().mean() == pytest.approx(0.25, abs=0.03)
     below = 0.95 - action[offset, 0].clamp(max=0.95)
     assert below[below > 0].square().mean().sqrt() == pytest.approx(0.1, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("start", "stores"),
+    [
+        ("{store: recorded}", ["other", "recorded"]),
+        ("{store: other}", ["other"]),
+        ("{}", ["other", "run/demonstrations"]),
+        ("{name: bundle, path: bundle}", ["other"]),
+    ],
+)
+def test_the_world_model_is_fitted_to_what_the_run_starts_from(
+    start: str, stores: list[str], config: Path, tmp_path: Path
+) -> None:
+    """Demonstrations that are recorded first and a store of earlier ones alike, each store once."""
+    path = tmp_path / "imagined.yaml"
+    path.write_text(f"extends: {config}\nstart: {start}\nimagination: {{stores: [other]}}\n")
+    run = open_run(load_config(Experiment, path), tmp_path / "run", resume=False, command="vla-rl train imagined.yaml")
+    with run.lock:
+        assert run.experiment.imagination is not None
+        env = ChainEnv(num_envs=1)
+        rounds = Rounds(run, env.spec, run.experiment.imagination, env=env)
+    assert rounds.stores == [*rounds.given, *rounds.demonstrations] == [tmp_path / name for name in stores]
 
 
 def test_every_real_step_is_counted(run: Path) -> None:

@@ -12,15 +12,24 @@ import yaml
 
 from episodes.store import EpisodeStore
 from policies.bundle import read_bundle_info
+from policies.device import CPU
+from policies.policy import RobotSpec
+from policies.residual.policy import residual_on
 from sims.errors import UserError
 from sims.tabletop.config import CAMERAS
 from tests import dot_episodes
+from vla_rl.algorithms.off_policy import OffPolicy
+from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.cli.arguments import load_experiment
 from vla_rl.cli.main import main
-from vla_rl.runners.imitation import cloned_from
+from vla_rl.config.experiment import Imitation
+from vla_rl.runners.checks import SpecOnly
+from vla_rl.runners.imitation import cloned_from, new_policy
 from vla_rl.runners.logs import recorded_spec
+from vla_rl.runners.reinforce import with_demonstrations
 from vla_rl.runs.listing import summarize
-from world_models.data.clip import HELD_OUT
+from vla_rl.runs.run_dir import open_run
+from world_models.data.clip import HELD_OUT, Part
 from world_models.data.clip_sampler import ClipSampler
 
 CONFIG = """\
@@ -154,13 +163,41 @@ def test_episodes_that_imagination_cannot_start_from_are_refused_before_anything
     config.write_text(CONFIG)
     assert recorded_spec(load_experiment(config)).tasks == ("go",)
     too_early = ("--imagination.model.keyframes.before_end", "[40, 60]")
-    with pytest.raises(UserError, match="no episode of task 'go' was observed 40 to 60 control steps before its end"):
+    with pytest.raises(
+        UserError,
+        match="no episode of task 'go' whose outcome is known was observed 40 to 60 control",
+    ):
         recorded_spec(load_experiment(config, too_early))
     rare = EpisodeStore(tmp_path / "rare", create=True)
     rare.add_all(dataclasses.replace(dot_episodes.episode(seed), task="rare") for seed in range(60))
     store.add(rare.read(next(entry.id for entry in rare.select() if entry.fold == HELD_OUT)))
     with pytest.raises(UserError, match=r"no recorded episode of task 'rare' to start from; recorded are \['go'\]"):
         recorded_spec(load_experiment(config))
+
+
+def test_held_out_episodes_are_in_no_replay(tmp_path: Path) -> None:
+    store = dot_episodes.store(tmp_path / "store", 60)
+    config = tmp_path / "logs.yaml"
+    config.write_text(CONFIG.replace("start:\n", "algorithm: {name: off_policy}\nstart:\n  residual: {}\n"))
+    experiment = load_experiment(config)
+    spec = recorded_spec(experiment)
+    assert isinstance(experiment.start, Imitation)
+    assert experiment.start.residual is not None
+    policy = new_policy(experiment.start, RobotSpec.of(spec), seed=0, device=CPU)
+    run = open_run(experiment, tmp_path / "run", resume=False, command="vla-rl train logs.yaml")
+    with run.lock:
+        configured = with_demonstrations(run).algorithm
+    learner = build_algorithm(configured, residual_on(policy, experiment.start.residual), SpecOnly(spec), seed=0)
+    assert isinstance(learner, OffPolicy)
+    assert learner.demonstrations is not None
+    replayed = {tuple(one.tolist()) for one in learner.demonstrations.entries().action[:, 0]}
+
+    def shown(part: Part) -> list[bool]:
+        clips = ClipSampler([store], action_horizon=4, part=part)
+        return [tuple(clips.actions(i)[0].tolist()) in replayed for i in range(len(clips.entries))]
+
+    assert all(shown("fit") + shown("calibration"))
+    assert not any(shown("held_out"))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from safetensors.torch import save
 
 from episodes.schema import Episode
 from episodes.store import EpisodeStore
-from policies.bundle import save_bundle
+from policies.bundle import Provenance, save_bundle
 from policies.device import CPU
 from policies.registry import build_policy
 from policies.tensor_file import read_tensors
@@ -30,7 +30,7 @@ from vla_rl.config.imagination import ImaginationConfig, WorldModelConfig
 from vla_rl.config.loader import load_config, save_config
 from vla_rl.runners.checks import check_experiment
 from vla_rl.runners.evaluate import PolicyActor, run_episodes
-from vla_rl.runners.imagination import Rounds
+from vla_rl.runners.imagination import Rounds, compare_success
 from vla_rl.runners.world_model import (
     WORLD_MODEL_FILE,
     evaluate_world_model,
@@ -41,7 +41,9 @@ from vla_rl.runners.world_model import (
 from vla_rl.runners.world_model_videos import KEY_SPEED, KEY_STEPS, key_actions
 from vla_rl.runs.run_dir import Run
 from world_models.bundle import load_world_model, save_world_model
+from world_models.data.clip import HELD_OUT
 from world_models.data.keyframes import RecordedStarts
+from world_models.evaluation.action_sequences import startable
 from world_models.imagined_env import ImaginedEnvConfig
 from world_models.models.autoencoder import AutoencoderConfig
 from world_models.models.conv_flow import ConvFlowConfig
@@ -215,7 +217,8 @@ def test_another_interval_than_that_of_the_thresholds_is_refused(tmp_path: Path)
     path, stores = tmp_path / WORLD_MODEL_FILE, [dot_episodes.store(tmp_path / "store", 60).path]
     save_world_model(*dot_episodes.models(), path, usual_error=1.0, metrics={}, reward_every=2)
     fitted = load_world_model(path)
-    starts = RecordedStarts(open_clips_for(fitted, stores, "held_out"), tasks=("go",))
+    clips = open_clips_for(fitted, stores, "held_out")
+    starts = RecordedStarts(clips, startable(clips, None), tasks=("go",))
     message = "reward_every is 4, and the world model's thresholds were set with 2: set it to 2"
     with pytest.raises(WorldModelError, match=message):
         judge(ONE_STEP, tmp_path, stores)
@@ -241,6 +244,37 @@ def test_a_task_that_the_simulator_lacks_is_refused(tmp_path: Path) -> None:
     experiment = Experiment(sim=NoSimulatorConfig(), device="cpu", start=FromBundle(path=bundle), imagination=settings)
     with pytest.raises(UserError, match=f"'imagination.stores': {message}"):
         check_experiment(experiment, env, start=bundle)
+
+
+class NotedStarts(dot_episodes.DotEnv):
+    """``seeds``: of all episodes that it began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seeds: list[int] = []
+
+    def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
+        self.seeds += [one.seed for one in start]
+        super().reset(env_ids, start=start)
+
+
+def test_policies_start_in_the_simulator_where_they_start_in_the_world_model(tmp_path: Path) -> None:
+    dynamics, reward_model = dot_episodes.models()
+    save_world_model(dynamics, reward_model, tmp_path / WORLD_MODEL_FILE, usual_error=1.0, metrics={}, reward_every=4)
+    store = dot_episodes.store(tmp_path / "store", 60)
+    held_out = [entry for entry in store.select() if entry.fold == HELD_OUT]
+    store.trim(held_out[0].id, 1, held_out[0].steps, author="anna")
+    torch.manual_seed(0)
+    policy = build_policy(CONFIGS["gaussian"], dot_episodes.ROBOT)
+    save_bundle(policy, tmp_path / "bundle", provenance=Provenance())
+    config = WorldModelConfig(dynamics=dot_episodes.DYNAMICS, imagined_env=ImaginedEnvConfig(num_envs=4))
+    bundles, whole = [tmp_path / "bundle"], [entry.seed for entry in held_out[1:]]
+    env = NotedStarts()
+    found = compare_success(config, tmp_path, [store.path], env=env, bundles=bundles, count=50, seed=0)
+    assert env.seeds == whole
+    assert found["policies"][0]["episodes"] == len(whole)
+    alone = compare_success(config, tmp_path, [store.path], env=None, bundles=bundles, count=50, seed=0)
+    assert alone["policies"][0]["episodes"] == len(held_out)
 
 
 def test_one_setting_selects_the_kind_of_model(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,7 @@ def test_status_is_as_labelled(
     clips = ClipSampler([store], action_horizon=H)
     assert clips.observations(np.arange(4)).status.tolist() == status
     assert clips.entries[0].success == (SUCCESS in status)
+    assert clips.outcome(0) == (None if "outcome" in labels else SUCCESS in status)
 
 
 def test_success_from_counts_recorded_steps_of_a_trimmed_episode(tmp_path: Path) -> None:
@@ -109,6 +111,10 @@ def test_a_success_that_is_cut_off_is_shown_nowhere(tmp_path: Path) -> None:
     store.split(store.add(make_episode(steps=6)), 3, author="anna")
     clips = ClipSampler([store], action_horizon=H)
     assert clips.with_status(SUCCESS).tolist() == [7]
+    assert [entry.success for entry in clips.entries] == [True, True]
+    assert [clips.outcome(part) for part in range(2)] == [False, True]
+    _, shown = clips.episode_ends(np.arange(8))
+    assert shown.tolist() == [False] * 4 + [True] * 4
 
 
 def test_running_near_an_end_is_before_a_labelled_success(tmp_path: Path) -> None:
@@ -122,10 +128,10 @@ def test_outcomes_tell_what_labels_change(tmp_path: Path) -> None:
     id = store.add(make_episode(steps=6))
     told = [ClipSampler([store], action_horizon=H).outcomes()]
     assert told == [f"{id} True\n"]
-    for step in (4, 5):
-        store.label(id, "success_from", step, author="anna")
+    for key, value in (("success_from", 4), ("success_from", 5), ("outcome", "abort"), ("success", False)):
+        store.label(id, key, value, author="anna")
         told.append(ClipSampler([store], action_horizon=H).outcomes())
-    assert len(set(told)) == 3
+    assert len(set(told)) == 5
 
 
 def _failed(clips: ClipSampler, episode: int) -> bool:
@@ -154,6 +160,14 @@ def test_no_start_is_in_two_parts(tmp_path: Path) -> None:
     assert len(set.union(*seeds.values())) == sum(map(len, seeds.values())) == 40
     assert sum(len(clips.entries) for clips in parts.values()) == 80
     assert all(part_of(entry) == part for part in names for entry in parts[part].entries)
+
+
+def test_an_episode_of_two_stores_counts_once(tmp_path: Path) -> None:
+    store, other = dot_episodes.store(tmp_path / "store", 3), dot_episodes.store(tmp_path / "other", 2)
+    shutil.copy(store.file(store.entries()[0].id), other.path)
+    clips = ClipSampler([store, EpisodeStore(other.path), store], action_horizon=H)
+    assert [entry.seed for entry in clips.entries] == [0, 1, 2, 0, 1]
+    assert len(clips) == sum(entry.steps for entry in clips.entries)
 
 
 def test_wrong_episodes_are_refused(tmp_path: Path) -> None:

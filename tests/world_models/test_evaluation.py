@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests import dot_episodes
 from world_models.data.clip_sampler import ClipSampler
-from world_models.evaluation.action_sequences import recorded_sequences, swapped_sequences
+from world_models.evaluation.action_sequences import recorded_sequences, startable, swapped_sequences
 from world_models.evaluation.evaluate import WorldModelEvaluation
 from world_models.evaluation.imagined_success import imagined_success, set_thresholds
 from world_models.evaluation.open_loop import LOST_M, MOVED_M, open_loop_errors
+from world_models.statistics import THRESHOLD_LIMITS
+from world_models.world_model import WorldModelError
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +47,32 @@ def test_a_model_that_repeats_the_start_is_as_good_as_a_copy(clips: ClipSampler)
 
 
 def test_swapped_sequences_are_actions_of_another_episode(clips: ClipSampler) -> None:
-    sequences = swapped_sequences(clips, seed=0, count=5)
+    sequences = swapped_sequences(clips, None, seed=0, count=5)
     assert len(sequences) == 5
     for sequence in sequences:
         assert clips.entries[sequence.episode].success
         own = clips.actions(sequence.episode)
         assert sequence.action.shape != own.shape or not torch.equal(sequence.action, own)
     assert [len(sequence.action) for sequence in recorded_sequences(clips)] == [entry.steps for entry in clips.entries]
+
+
+def test_parts_of_a_recording_are_not_swapped_and_start_no_simulator(tmp_path: Path) -> None:
+    store, env = dot_episodes.store(tmp_path, 40), dot_episodes.DotEnv()
+    for entry in store.select():
+        if entry.success and entry.steps >= 4:
+            first = store.split(entry.id, 3, author="anna")[0]
+            store.label(first, "success", True, author="anna")  # two successes of one recording
+    clips = ClipSampler([store], action_horizon=4)
+    seeds = [entry.seed for entry in clips.entries]
+    owner = {tuple(clips.actions(i).flatten().tolist()): seed for i, seed in enumerate(seeds)}
+    for somewhere in (env, None):
+        swapped = swapped_sequences(clips, somewhere, seed=0, count=1000)
+        assert all(owner[tuple(one.action.flatten().tolist())] != seeds[one.episode] for one in swapped)
+        assert any(clips.entries[one.episode].first > 0 for one in swapped) == (somewhere is None)
+    starts = startable(clips, env)
+    assert len(starts) == len(set(seeds)) < len(startable(clips, None)) == len(seeds)
+    for i in starts:
+        assert clips.clip(i, 0, 0).state[0, 0] == 5 + seeds[i] % 4  # where the simulator is reset to
 
 
 def test_success_by_extreme_thresholds(clips: ClipSampler) -> None:
@@ -100,6 +122,46 @@ def test_estimates_are_unbiased_and_rewards_strict(clips: ClipSampler) -> None:
     rewarded = score > thresholds["reward_threshold"]
     assert rewarded[~truth].float().mean() <= 0.1
     assert not (rewarded & ~success).any()
+
+
+@pytest.mark.parametrize("label", ["delete", "abort"])
+def test_rewards_are_strictest_where_no_failure_is_known(tmp_path: Path, label: str) -> None:
+    """Episodes that did not succeed are deleted, or were given up, so that nobody knows whether they failed."""
+    store = dot_episodes.store(tmp_path, 24)
+    for entry in store.select():
+        if not entry.success and label == "delete":
+            store.delete(entry.id, author="anna")
+        elif not entry.success:
+            store.label(entry.id, "outcome", "abort", author="anna")
+    clips = ClipSampler([store], action_horizon=4)
+    world, reward_model = dot_episodes.models()
+    world.fit_scales(*clips.statistics())
+    thresholds = set_thresholds(world, reward_model, clips, seed=0, reward_every=2)
+    assert thresholds == {"success_threshold": THRESHOLD_LIMITS[0], "reward_threshold": THRESHOLD_LIMITS[1]}
+    assert reward_model.reward_threshold.item() == pytest.approx(THRESHOLD_LIMITS[1])
+
+
+def test_true_success_is_what_episodes_show_and_people_know(tmp_path: Path) -> None:
+    """Neither the first half of a success is one, nor is an episode that was given up a failure."""
+    store = dot_episodes.store(tmp_path, 40)
+    recorded, won = len(store.select()), [entry for entry in store.select() if entry.success and entry.steps >= 4]
+    others = sum(entry.success for entry in store.select()) - len(won)
+    for number, entry in enumerate(won):
+        if number % 2:
+            store.split(entry.id, entry.steps // 2, author="anna")
+        else:
+            store.label(entry.id, "outcome", "abort", author="anna")
+    split, aborted = len(won) // 2, len(won) - len(won) // 2
+    clips = ClipSampler([store], action_horizon=4)
+    world, reward_model = dot_episodes.models()
+    world.fit_scales(*clips.statistics())
+    evaluation = WorldModelEvaluation(reward_model=reward_model, clips=clips, reward_every=2, seed=0)
+    report = evaluation.report(world, env=None, no_action=None, locate=None, horizons=(1,), swaps=4)
+    assert report["true_success"] == pytest.approx((others + split) / (recorded + split - aborted))
+    for entry in clips.entries:
+        store.label(entry.id, "outcome", "abort", author="anna")
+    with pytest.raises(WorldModelError, match="all were aborted or rewound, so their outcome is unknown: label them"):
+        recorded_sequences(ClipSampler([store], action_horizon=4))
 
 
 def test_the_report_has_every_figure_of_the_contract(clips: ClipSampler) -> None:

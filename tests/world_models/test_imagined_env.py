@@ -124,7 +124,7 @@ def test_keyframes_are_before_the_end_or_at_an_episodes_start(clips: ClipSampler
     assert near.choose(StartState(task=0, seed=4)) == near.choose(StartState(task=0, seed=4))
     with pytest.raises(WorldModelError, match="no recorded episode of task 'fly' to start from; recorded are"):
         Keyframes(clips, KeyframeConfig(), tasks=("fly",))
-    with pytest.raises(WorldModelError, match="no episode of task 'go' was observed 40 to 60 control steps before"):
+    with pytest.raises(WorldModelError, match="no episode of task 'go' whose outcome is known was observed 40 to 60"):
         Keyframes(clips, KeyframeConfig(episode_starts=0.0, before_end=(40, 60)), tasks=("go",))
     Keyframes(clips, KeyframeConfig(episode_starts=1.0, before_end=(40, 60)), tasks=("go",))
 
@@ -139,15 +139,36 @@ def test_keyframes_are_before_a_labelled_success(tmp_path: Path) -> None:
     assert {near.choose(StartState(task=0, seed=seed))[1] for seed in range(30)} == {3, 4, 5}
 
 
-def test_recorded_starts_are_found_by_their_seed(clips: ClipSampler) -> None:
-    recorded = RecordedStarts(clips, tasks=("go",))
-    starts = recorded.starts(5)
-    assert [start.seed for start in starts] == [entry.seed for entry in clips.entries[:5]]
-    clip, elapsed = recorded.clip(starts[3])
-    assert elapsed == 0
-    assert torch.equal(clip.first, clip.frames[0])
-    with pytest.raises(WorldModelError, match="no recorded episode of task 0 started with seed 12345"):
+def test_an_unknown_outcome_is_no_failure_to_start_near(tmp_path: Path) -> None:
+    store = dot_episodes.store(tmp_path, 24)
+    aborted = {entry.seed for entry in store.select() if entry.success}
+    for entry in store.select():
+        if entry.seed in aborted:
+            store.label(entry.id, "outcome", "abort", author="anna")
+    clips = ClipSampler([store], action_horizon=H)
+    near = Keyframes(clips, KeyframeConfig(episode_starts=0.0, before_end=(1, 9)), tasks=("go",))
+    chosen = {clips.entries[near.choose(StartState(task=0, seed=seed))[0]].seed for seed in range(200)}
+    assert chosen
+    assert not chosen & aborted
+
+
+def test_every_recorded_start_is_found_whatever_seeds_were_recorded(tmp_path: Path) -> None:
+    """Two imported stores both number their episodes from 0, and the parts of an episode have its seed."""
+    stores = [dot_episodes.store(tmp_path / name, 12) for name in ("first", "second")]
+    stores[0].split(stores[0].entries()[0].id, 2, author="anna")
+    clips = ClipSampler(stores, action_horizon=H)
+    recorded = RecordedStarts(clips, range(len(clips.entries)), tasks=("go",))
+    starts = recorded.starts(100)
+    assert len(set(starts)) == len(clips.entries) == 25
+    for episode, start in enumerate(starts):
+        clip, elapsed = recorded.clip(start)
+        assert elapsed == 0
+        assert torch.equal(clip.first, clip.frames[0])
+        assert torch.equal(clip.state[0], clips.clip(episode, 0, 0).state[0])
+    with pytest.raises(WorldModelError, match="no recorded episode 12345 of task 0"):
         recorded.clip(StartState(task=0, seed=12345))
+    with pytest.raises(WorldModelError, match="no recorded episode of fly to start from, or none begins where its"):
+        RecordedStarts(clips, range(25), tasks=("fly",))
 
 
 def test_a_snapshot_of_another_size_is_refused(tmp_path: Path) -> None:

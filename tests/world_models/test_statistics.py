@@ -55,6 +55,25 @@ def test_the_best_threshold_lies_between_the_classes() -> None:
     assert gain == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(
+    ("score", "truth", "threshold", "gain"),
+    [
+        ([0.9, 0.9, 0.9, 0.9], [True, True, False, False], 0.45, 0.0),
+        ([1.0, 1.0, 1.0, 1.0, 0.2], [True, True, False, False, False], 0.6, 1 / 3),
+        ([0.9, 0.5, 0.5, 0.1], [True, True, False, False], 0.7, 0.5),
+    ],
+)
+def test_equal_scores_are_on_one_side_of_the_best_threshold(
+    score: list[float], truth: list[bool], threshold: float, gain: float
+) -> None:
+    """The gain is that of the threshold that is returned."""
+    scores, positive = torch.tensor(score), torch.tensor(truth)
+    found, reached = best_threshold(scores, positive)
+    assert (found, reached) == (pytest.approx(threshold), pytest.approx(gain))
+    above = (scores > found).double()
+    assert (above[positive].mean() - above[~positive].mean()).item() == pytest.approx(reached)
+
+
 def test_a_threshold_is_exceeded_by_the_requested_count() -> None:
     score = torch.tensor([0.9, 0.8, 0.7, 0.6, 0.4])
     for count in (0, 1, 3):

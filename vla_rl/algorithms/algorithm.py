@@ -57,8 +57,11 @@ class AlgorithmConfig:
     rollout_shards: PositiveInt = 1
     staleness: Count = 0
 
-    def with_demonstrations(self, stores: Sequence[Path]) -> AlgorithmConfig:
-        """As this run uses it: ``stores`` are the episodes that it started from, if any."""
+    def with_demonstrations(self, stores: Sequence[Path], *, folds: tuple[int, ...] | None = None) -> AlgorithmConfig:
+        """As this run uses it: ``stores`` are the episodes that it started from, if any.
+
+        ``folds``: of the starts of recorded episodes that it may learn from (``Selection.folds``).
+        """
         return self
 
     def acting(self) -> AlgorithmConfig:

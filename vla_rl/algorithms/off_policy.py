@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from episodes.schema import POLICY
+from episodes.store import Selection
 from policies.device import make_generator
 from policies.normalizer import normalizer_of
 from policies.policy import Policy, set_frozen
@@ -97,7 +98,8 @@ class OffPolicy(OffPolicyUpdates):
                 "algorithm.demonstration_share or offline_iterations is not 0, but the run starts from a bundle and "
                 "has no demonstrations: give algorithm.stores"
             )
-        return recorded_walks(config.stores, action_horizon=self.policy.spec.action_horizon, gamma=config.gamma)
+        where, horizon = Selection(folds=config.folds), self.policy.spec.action_horizon
+        return recorded_walks(config.stores, where, action_horizon=horizon, gamma=config.gamma)
 
     @property
     def offline(self) -> bool:

@@ -7,11 +7,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+from episodes.catalog import FOLDS
 from policies.residual.ensemble import EnsembleConfig
 from policies.residual.histogram import HistogramConfig
-from sims.numbers.ranges import Count, Interval, Names, NonNegativeFloat, PositiveFloat, PositiveInt, Share, Width
+from sims.numbers.ranges import (
+    Count,
+    Distinct,
+    Interval,
+    Names,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+    Width,
+)
 from vla_rl.algorithms.algorithm import AlgorithmConfig
 from vla_rl.algorithms.gate import GateConfig
+
+Fold = Annotated[int, Interval(ge=0, lt=FOLDS)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,8 +188,9 @@ class OffPolicyConfig(AlgorithmConfig, UpdatesConfig):
     The first ``offline_iterations`` act nothing and make ``offline_updates`` updates each from recorded episodes alone.
     ``gate``: which of these are kept; null: all. Before updates of what it acts itself, ``warmup`` chunks of all
     environments together are acted, with uniform noise of up to ``warmup_noise`` added (1 is half of the range that
-    demonstrations span). ``stores``: recorded episodes; null: those that start cloned. ``demonstration_share`` of every
-    batch is drawn from them once the policy acts. ``capacity``: chunks of the replay.
+    demonstrations span). ``stores``: recorded episodes; null: those that start cloned. ``folds``: which tenths of their
+    starts (0 to 9, by task and seed); null: all, but in imagination not 0, with which the world model is evaluated.
+    ``demonstration_share`` of every batch is drawn from them once the policy acts. ``capacity``: chunks of the replay.
     """
 
     name: Literal["off_policy"] = "off_policy"
@@ -184,6 +198,7 @@ class OffPolicyConfig(AlgorithmConfig, UpdatesConfig):
     chunks: PositiveInt = 50
     utd_ratio: PositiveFloat = 1.0
     stores: tuple[Path, ...] | None = None
+    folds: Annotated[tuple[Fold, ...], Distinct(least=1)] | None = None
     offline_iterations: Count = 0
     offline_updates: PositiveInt = 1000
     gate: GateConfig | None = None
@@ -200,8 +215,12 @@ class OffPolicyConfig(AlgorithmConfig, UpdatesConfig):
         if self.gate is not None and not self.offline_iterations:
             raise ValueError("algorithm.gate judges offline iterations: set algorithm.offline_iterations")
 
-    def with_demonstrations(self, stores: Sequence[Path]) -> OffPolicyConfig:
-        return self if self.stores is not None else replace(self, stores=tuple(stores))
+    def with_demonstrations(self, stores: Sequence[Path], *, folds: tuple[int, ...] | None = None) -> OffPolicyConfig:
+        return replace(
+            self,
+            stores=tuple(stores) if self.stores is None else self.stores,
+            folds=folds if self.folds is None else self.folds,
+        )
 
     def acting(self) -> OffPolicyConfig:
         return replace(self, capacity=1, stores=None)

@@ -60,11 +60,11 @@ class EvaluationThresholds:
 class ImaginationConfig:
     """``imagine_every``: the world model is fitted and trained in every so many ``rounds``. ``real_episodes``: recorded
     with the exploring policy at the start of each round, observed every ``observe_every`` control steps.
-    ``demonstrations``: the world model is fitted to the run's demonstrations too; since all of them succeed, a model
-    fitted mostly to them overestimates success. ``perturbed_chunks``: share of the recorded chunks to which one offset
-    is added, drawn per dimension with the std ``perturbation`` (of the action range's half). ``clone_successes``:
-    behavior cloning of all successes so far, after each recording (null: none). ``stores``: episodes that were recorded
-    before.
+    ``demonstrations``: the world model is fitted to those that the run starts from too; since all of them succeed, a
+    model fitted mostly to them overestimates success. ``perturbed_chunks``: share of the recorded chunks to which one
+    offset is added, drawn per dimension with the std ``perturbation`` (of the action range's half).
+    ``clone_successes``: behavior cloning of all successes so far, after each recording (null: none). ``stores``:
+    episodes that were recorded before.
     """
 
     rounds: PositiveInt = 2

@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float32, Int64
 from episodes.outcomes.rewards import rewarded
 from episodes.overlays import outcome_labelled
 from episodes.schema import EXPERT, HUMAN, Episode
-from episodes.store import EpisodeStore
+from episodes.store import EVERYTHING, EpisodeStore, Selection
 from policies.policy import Policy
 from sims.devices.crossing import crossing
 from sims.errors import UserError
@@ -115,15 +115,18 @@ def demonstrated(walk: Walk) -> Walk:
     )
 
 
-def recorded_walks(stores: Sequence[Path], *, action_horizon: int, gamma: float) -> list[Walk]:
-    """All episodes of ``stores`` with their rewards (``rewarded``).
+def recorded_walks(
+    stores: Sequence[Path], where: Selection = EVERYTHING, *, action_horizon: int, gamma: float
+) -> list[Walk]:
+    """The episodes ``where`` of ``stores`` with their rewards (``rewarded``).
 
-    UserError where none has a transition, and where those of a store were imported and nothing tells their outcome.
+    UserError where there are none, where none has a transition, and where those of a store were imported and nothing
+    tells their outcome.
     """
-    found = list[Walk]()
+    found, read = list[Walk](), 0
     for path in stores:
         with EpisodeStore(path) as store:
-            selected = store.select_labelled()
+            selected = store.select_labelled(where)
             episodes = [rewarded(store, entry) for entry, _ in selected]
             labelled = any(outcome_labelled(labels) for _, labels in selected)
         imported = bool(episodes) and all("imported" in episode.fingerprint for episode in episodes)
@@ -132,8 +135,11 @@ def recorded_walks(stores: Sequence[Path], *, action_horizon: int, gamma: float)
                 f"{path}: the imported episodes have no rewards and no success, so nothing tells what they are worth: "
                 "label them (EpisodeStore.label), or import them into a new store with --success end or a rule"
             )
+        read += len(episodes)
         for episode in episodes:
             found += walks(episode, action_horizon=action_horizon, gamma=gamma)
+    if not read:
+        raise UserError(f"{', '.join(map(str, stores))}: no episode matches {where}; record some with: vla-rl collect")
     if not any(len(walk) > 1 for walk in found):
         raise UserError(
             f"{', '.join(map(str, stores))}: no recorded observation is followed by one {action_horizon} control steps "

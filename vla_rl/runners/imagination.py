@@ -49,6 +49,7 @@ from vla_rl.runs.run_dir import Run
 from world_models.bundle import FittedWorldModel, check_robot, load_world_model
 from world_models.data.clip_sampler import ClipSampler
 from world_models.data.keyframes import Keyframes, RecordedStarts
+from world_models.evaluation.action_sequences import startable
 from world_models.imagined_env import ImaginedEnv
 
 MIN_BRANCH = 16  # control steps: two chunks; in less, a value function can hardly tell good from bad
@@ -133,8 +134,8 @@ class Rounds:
         self.run, self.spec, self.env, self.settings = run, spec, env, settings
         self.seed = run.experiment.seed
         self.given = list(settings.stores)
-        recorded = (run.demonstrations / "catalog.sqlite").exists()
-        self.demonstrations = [run.demonstrations] if recorded else []
+        recorded = [] if env is None else run.started_from
+        self.demonstrations = [store for store in recorded if store not in self.given]
         self.episodes: list[Path] = []  # recorded by each round
         self.world_model: Path | None = None  # of the latest round that trained in it
 
@@ -314,14 +315,17 @@ def compare_success(
     clips = open_clips_for(fitted, stores, "held_out")
     tasks = env.spec.tasks if env is not None else tuple(dict.fromkeys(entry.task for entry in clips.entries))
     longest = env.spec.max_steps if env is not None else max(entry.steps for entry in clips.entries)
-    imagined, starts = whole_episodes(config, fitted, clips, tasks=tasks, max_steps=longest, count=count)
+    imagined, starts = whole_episodes(
+        config, fitted, clips, startable(clips, env), tasks=tasks, max_steps=longest, count=count
+    )
+    recorded_from = [replace(start, seed=clips.entries[start.seed].seed) for start in starts]
     rows: list[dict[str, Any]] = []
     for bundle in bundles:
         policy = load_bundle(bundle, device=device)
         check_robot(fitted.info, policy.spec.robot, what=f"the policy {bundle}")
         rate, episodes = _success(policy, imagined, starts, seed=seed), len(starts)
         interval = wilson_interval(round(rate * episodes), episodes)
-        real = None if env is None else _success(policy, env, starts, seed=seed)
+        real = None if env is None else _success(policy, env, recorded_from, seed=seed)
         rows.append({"bundle": str(bundle), "imagined": rate, "interval": interval, "episodes": episodes, "real": real})
     if env is None:
         return {"policies": rows, "delta_success": None, "correlation": None}
@@ -338,13 +342,17 @@ def whole_episodes(
     config: WorldModelConfig,
     fitted: FittedWorldModel,
     clips: ClipSampler,
+    episodes: Sequence[int],
     *,
     tasks: tuple[str, ...],
     max_steps: int,
     count: int,
 ) -> tuple[ImaginedEnv, list[StartState]]:
-    """Imagined episodes from the starts of (up to ``count`` of) ``clips`` to their end, judged as for estimates."""
-    recorded = RecordedStarts(clips, tasks=tasks)
+    """Imagined episodes from the starts of (up to ``count`` of) ``episodes`` to their end, judged as for estimates.
+
+    The seeds of these starts are numbers of the episodes among ``clips``.
+    """
+    recorded = RecordedStarts(clips, episodes, tasks=tasks)
     starts = recorded.starts(count)
     whole = replace(config.imagined_env, branch_steps=None, max_error=None, strict=False)
     whole = replace(whole, num_envs=min(len(starts), whole.num_envs))

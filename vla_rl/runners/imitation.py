@@ -113,8 +113,13 @@ class Cloned:
 
 
 def cloned_from(experiment: Experiment, store: Path) -> Cloned:
-    """The successes of ``store``; where a world model is evaluated with it, without its held-out episodes."""
-    return Cloned(store=store, folds=None if experiment.imagination is None else LEARNED_FROM)
+    """The successes of ``store`` that may be learned from."""
+    return Cloned(store=store, folds=learned_folds(experiment))
+
+
+def learned_folds(experiment: Experiment) -> tuple[int, ...] | None:
+    """Of the starts (``Selection.folds``): all, but where a world model is evaluated not those that are held out."""
+    return None if experiment.imagination is None else LEARNED_FROM
 
 
 def clone(

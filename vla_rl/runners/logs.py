@@ -27,6 +27,7 @@ from vla_rl.runs.run_dir import Run, stage_seconds
 from world_models.bundle import load_world_model
 from world_models.data.clip import Part
 from world_models.data.keyframes import Keyframes
+from world_models.evaluation.action_sequences import startable
 
 OF_RECORDING = (
     "rounds",
@@ -122,10 +123,12 @@ def evaluate_imagined(run: Run, spec: EnvSpec, start: Path) -> None:
                 continue
             folder = Rounds(run, spec, settings, env=None).folder(0)
             fitted = load_world_model(folder / WORLD_MODEL_FILE, run.device)
+            clips = open_clips_for(fitted, settings.stores, "held_out")
             env, starts = whole_episodes(
                 settings.model,
                 fitted,
-                open_clips_for(fitted, settings.stores, "held_out"),
+                clips,
+                startable(clips, None),
                 tasks=spec.tasks,
                 max_steps=spec.max_steps,
                 count=evaluation.episodes,

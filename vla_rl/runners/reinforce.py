@@ -22,13 +22,14 @@ from vla_rl.algorithms.clipped_update import ClippedUpdate, HasClippedUpdate
 from vla_rl.algorithms.on_policy import OnPolicy
 from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.config.environments import make_env, make_shard_env
-from vla_rl.config.experiment import Experiment, Imitation
+from vla_rl.config.experiment import Experiment
 from vla_rl.rewards.registry import with_reward
 from vla_rl.rollouts.ahead import make_ahead
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.sharded import MakeRollouts, make_sharded
 from vla_rl.runners.checks import SpecOnly
 from vla_rl.runners.evaluate import locate, validate
+from vla_rl.runners.imitation import learned_folds
 from vla_rl.runners.iterations import Iterations
 from vla_rl.runs.failures import FailureLog
 from vla_rl.runs.progress import console
@@ -80,9 +81,9 @@ def reinforce(
 
 def with_demonstrations(run: Run) -> Experiment:
     """The run's experiment, whose algorithm knows the episodes that the run started from."""
-    experiment, start = run.experiment, run.experiment.start
-    stores = [start.store or run.demonstrations] if isinstance(start, Imitation) else []
-    return replace(experiment, algorithm=experiment.algorithm.with_demonstrations(stores))
+    experiment = run.experiment
+    algorithm = experiment.algorithm.with_demonstrations(run.started_from, folds=learned_folds(experiment))
+    return replace(experiment, algorithm=algorithm)
 
 
 def place_rollouts(run: Run, start: Path) -> MakeRollouts | None:

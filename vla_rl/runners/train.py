@@ -144,7 +144,7 @@ def improve(
 
 def clone_demonstrations(run: Run, env: VectorEnv, start: Imitation) -> dict[str, Any]:
     """The bundle of a policy cloned from demonstrations, which are recorded first where no store is given."""
-    store = start.store or run.demonstrations
+    (store,) = run.started_from
     if start.store is None:
         with run.stage("demonstrate") as stage:
             if stage.pending:

@@ -118,12 +118,12 @@ def write_evaluation_videos(
 def _cases(horizon: int, clips: ClipSampler, *, env: VectorEnv | None, seed: int) -> list[Case]:
     cases = []
     for name, success in (("recorded_success", True), ("recorded_failure", False)):
-        same = [s for s in recorded_sequences(clips) if clips.entries[s.episode].success == success]
+        same = [s for s in recorded_sequences(clips) if clips.outcome(s.episode) == success]
         for sequence in same[:1]:
             truth = recorded_chunks(clips, sequence.episode, horizon)
             cases.append(Case(name=name, sequence=sequence, truth=truth, success=success))
     if env is not None:
-        swapped = swapped_sequences(clips, seed=seed, count=SWAPPED)
+        swapped = swapped_sequences(clips, env, seed=seed, count=SWAPPED)
         for i, (sequence, success) in enumerate(zip(swapped, true_success(env, clips, swapped).tolist(), strict=True)):
             truth = replayed_chunks(env, clips, sequence, horizon)
             cases.append(Case(name=f"swapped_{i}", sequence=sequence, truth=truth, success=success))

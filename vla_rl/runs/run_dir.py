@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from policies.device import Device, select_device
 from sims.errors import UserError, is_disk_full
-from vla_rl.config.experiment import Experiment
+from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.config.loader import load_config, save_config
 from vla_rl.runs.changes import check_changes
 from vla_rl.runs.checkpoint import iteration_of, latest_checkpoint
@@ -43,6 +43,12 @@ class Run:
     @property
     def demonstrations(self) -> Path:
         return self.dir / "demonstrations"
+
+    @property
+    def started_from(self) -> list[Path]:
+        """The stores of recorded episodes that the first policy is cloned from; none where it is a bundle."""
+        start = self.experiment.start
+        return [start.store or self.demonstrations] if isinstance(start, Imitation) else []
 
     @property
     def imitation(self) -> Path:

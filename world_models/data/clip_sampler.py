@@ -36,6 +36,7 @@ class ClipSampler:
     """Clips of the selected episodes of some stores; images stay in their memory-mapped files.
 
     Observations are numbered across all episodes. ``part``: of the starts, see ``part_of``; no start is in two parts.
+    An episode that several stores hold counts once, as in the first of them.
     Raises WorldModelError when no episode matches, when cameras, dimensions or control rates differ, and for NaN;
     CorruptEpisode if a file is damaged.
     """
@@ -49,8 +50,11 @@ class ClipSampler:
         where: Selection = EVERYTHING,
         part: Part = "all",
     ) -> None:
-        found = [(store, entry, labels) for store in stores for entry, labels in store.select_labelled(where)]
-        chosen = [one for one in found if part in ("all", part_of(one[1]))]
+        found: dict[str, tuple[EpisodeStore, Entry, dict[str, LabelValue]]] = {}
+        for store in stores:
+            for entry, labels in store.select_labelled(where):
+                found.setdefault(entry.id, (store, entry, labels))
+        chosen = [one for one in found.values() if part in ("all", part_of(one[1]))]
         names = ", ".join(str(store.path) for store in stores)
         if not chosen:
             among = "" if part == "all" else f" in the part {part!r}, a tenth or more of all starts, by task and seed"
@@ -86,6 +90,10 @@ class ClipSampler:
             _status(arrays, labelled, known=not outcome_unknown(labels))
             for (arrays, _, labels), labelled in zip(episodes, self._labelled, strict=True)
         ]
+        self._outcomes = [
+            None if outcome_unknown(labels) else bool((arrays["success"] if labelled is None else labelled).any())
+            for (arrays, _, labels), labelled in zip(episodes, self._labelled, strict=True)
+        ]
         counts = [len(steps) for steps in self._steps]
         self._first = np.cumsum([0, *counts[:-1]])  # of each episode
         self._episode = np.repeat(np.arange(len(counts)), counts)
@@ -119,6 +127,10 @@ class ClipSampler:
         """Control steps before each observation of an episode."""
         return self._steps[episode]
 
+    def outcome(self, episode: int) -> bool | None:
+        """Whether an episode shows success, and not just another part of what it was split from; None: unknown."""
+        return self._outcomes[episode]
+
     def undecided_steps(self, episode: int) -> int:
         """Control steps of an episode before it was decided: all, or those before a success is labelled to begin."""
         labelled = self._labelled[episode]
@@ -127,9 +139,10 @@ class ClipSampler:
         return int(self._steps[episode][labelled][0])
 
     def outcomes(self) -> str:
-        """A line on every episode: its id, its success, and the observations that labels say show success."""
+        """A line on every episode: its id, its outcome, and the observations that labels say show success."""
         shown = ["" if one is None else f" {np.flatnonzero(one).tolist()}" for one in self._labelled]
-        return "".join(f"{e.id} {e.success}{labelled}\n" for e, labelled in zip(self.entries, shown, strict=True))
+        lines = zip(self.entries, self._outcomes, shown, strict=True)
+        return "".join(f"{entry.id} {outcome}{labelled}\n" for entry, outcome, labelled in lines)
 
     def actions(self, episode: int) -> Float[Tensor, "T A"]:
         """All actions of an episode."""
@@ -246,10 +259,10 @@ class ClipSampler:
         return self._undecided[index]
 
     def episode_ends(self, index: Int[np.ndarray, " B"]) -> tuple[Float[Tensor, "B state_dim"], Bool[Tensor, " B"]]:
-        """The last state of these observations' episodes, and whether they succeeded."""
+        """The last state of these observations' episodes, and whether they show success."""
         episodes = self._episode[index]
         states = np.stack([self._arrays[e]["state"][-1] for e in episodes])
-        return torch.from_numpy(states), torch.tensor([self.entries[e].success for e in episodes])
+        return torch.from_numpy(states), torch.tensor([self._outcomes[e] is True for e in episodes])
 
     def with_status(self, status: int) -> Int[np.ndarray, " N"]:
         """Indices of the observations with this status."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -20,7 +21,7 @@ class KeyframeConfig:
 
     The others start at keyframes, ``before_end`` (shortest, longest) control steps before a recorded end, where little
     prediction error has accumulated when the episode is decided (WoVR). ``failures``: share of the keyframes that are
-    from failed episodes.
+    from failed episodes. Episodes whose outcome is unknown have no keyframes.
     """
 
     episode_starts: Share = 0.5
@@ -52,25 +53,29 @@ class ImaginedStarts(Protocol):
 
 
 class RecordedStarts:
-    """The starts of recorded episodes: a StartState stands for the episode that was recorded from it.
+    """The starts of recorded ``episodes``: a StartState's seed is the number of its episode among the clips.
 
-    The same StartState can thus start an episode of the world model and of the environment that was recorded.
+    Not the seed that was recorded, which is that of several episodes where imports or parts of a recording are among
+    them. WorldModelError where there are none of ``tasks``.
     """
 
-    def __init__(self, clips: ClipSampler, *, tasks: tuple[str, ...]) -> None:
+    def __init__(self, clips: ClipSampler, episodes: Sequence[int], *, tasks: tuple[str, ...]) -> None:
         self.clips, self.tasks, self.instruction_bytes = clips, tasks, clips.instruction_bytes
-        known = [(i, entry) for i, entry in enumerate(clips.entries) if entry.task in tasks]
-        self._episode = {(tasks.index(entry.task), entry.seed): i for i, entry in known}
+        self._task = {i: tasks.index(clips.entries[i].task) for i in episodes if clips.entries[i].task in tasks}
+        if not self._task:
+            raise WorldModelError(
+                f"no recorded episode of {', '.join(tasks)} to start from, or none begins where its recording does"
+            )
 
     def starts(self, count: int) -> list[StartState]:
         """The first ``count`` of them, in the order of recording."""
-        return [StartState(task=task, seed=seed) for task, seed in list(self._episode)[:count]]
+        return [StartState(task=task, seed=episode) for episode, task in list(self._task.items())[:count]]
 
     def clip(self, start: StartState) -> tuple[Clip, int]:
-        """WorldModelError if no episode was recorded from ``start``."""
-        if (start.task, start.seed) not in self._episode:
-            raise WorldModelError(f"no recorded episode of task {start.task} started with seed {start.seed}")
-        return self.clips.clip(self._episode[start.task, start.seed], 0, 0), 0
+        """WorldModelError if ``start`` is none of them."""
+        if self._task.get(start.seed) != start.task:
+            raise WorldModelError(f"no recorded episode {start.seed} of task {start.task}")
+        return self.clips.clip(start.seed, 0, 0), 0
 
 
 class Keyframes:
@@ -90,15 +95,18 @@ class Keyframes:
                     f"no recorded episode of task {task!r} to start from; recorded are {known}, held-out ones aside"
                 )
             self._episodes.append(episodes)
-            succeeded = [pair for e in episodes if clips.entries[e].success for pair in self._near_end(int(e))]
-            failed = [pair for e in episodes if not clips.entries[e].success for pair in self._near_end(int(e))]
-            if config.episode_starts < 1 and not succeeded + failed:
+            near = {True: list[tuple[int, int]](), False: list[tuple[int, int]]()}
+            for episode in episodes.tolist():
+                if (outcome := clips.outcome(episode)) is not None:
+                    near[outcome] += self._near_end(episode)
+            if config.episode_starts < 1 and not near[True] + near[False]:
                 low, high = config.before_end
                 raise WorldModelError(
-                    f"no episode of task {task!r} was observed {low} to {high} control steps before its end, where "
-                    "keyframes.before_end has imagined episodes start; change it, or set keyframes.episode_starts 1"
+                    f"no episode of task {task!r} whose outcome is known was observed {low} to {high} control steps "
+                    "before its end, where keyframes.before_end has imagined episodes start; change it, or set "
+                    "keyframes.episode_starts 1"
                 )
-            self._near.append((succeeded, failed))
+            self._near.append((near[True], near[False]))
 
     def _near_end(self, episode: int) -> list[tuple[int, int]]:
         steps = self.clips.observation_steps(episode)

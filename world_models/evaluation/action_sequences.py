@@ -10,9 +10,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from episodes.overlays import recorded_id
 from sims.devices.crossing import crossing
 from sims.vector_env import StartState, VectorEnv
 from world_models.data.clip_sampler import ClipSampler
+from world_models.world_model import WorldModelError
 
 EXTRA_STEPS = 8  # control steps that an imagined episode may take longer than the recorded one
 
@@ -26,17 +28,38 @@ class ActionSequence:
 
 
 def recorded_sequences(clips: ClipSampler) -> list[ActionSequence]:
-    """Every episode with its own actions."""
-    return [ActionSequence(episode=i, action=clips.actions(i)) for i in range(len(clips.entries))]
+    """Every episode whose outcome is known, with its own actions. WorldModelError without one."""
+    known = [i for i in range(len(clips.entries)) if clips.outcome(i) is not None]
+    if not known:
+        raise WorldModelError(
+            f"of {len(clips.entries)} episodes to compare with, all were aborted or rewound, so their outcome is "
+            "unknown: label them (EpisodeStore.label), or record more with: vla-rl collect"
+        )
+    return [ActionSequence(episode=i, action=clips.actions(i)) for i in known]
 
 
-def swapped_sequences(clips: ClipSampler, *, seed: int, count: int) -> list[ActionSequence]:
-    """Starts of successful episodes with the actions of other successful episodes of the same task."""
-    rng = np.random.default_rng(seed)
-    succeeded = [i for i, entry in enumerate(clips.entries) if entry.success]
+def true_outcomes(clips: ClipSampler, sequences: Sequence[ActionSequence]) -> Bool[Tensor, " N"]:
+    """Success of the episodes of ``recorded_sequences``."""
+    return torch.tensor([clips.outcome(sequence.episode) is True for sequence in sequences])
+
+
+def startable(clips: ClipSampler, env: VectorEnv | None) -> list[int]:
+    """Episodes that begin where ``env`` can be reset to: where their recording begins. Without ``env`` all."""
+    return [i for i, entry in enumerate(clips.entries) if env is None or entry.first == 0]
+
+
+def swapped_sequences(clips: ClipSampler, env: VectorEnv | None, *, seed: int, count: int) -> list[ActionSequence]:
+    """Starts of successful episodes with the actions of other successful episodes of the same task.
+
+    Not of another part of the same recording. ``env``: where they are to be executed.
+    """
+    rng, entries = np.random.default_rng(seed), clips.entries
+    succeeded = [i for i in range(len(entries)) if clips.outcome(i)]
+    starts = set(startable(clips, env))
     sequences: list[ActionSequence] = []
-    for i in rng.permutation(succeeded).tolist():
-        others = [j for j in succeeded if j != i and clips.entries[j].task == clips.entries[i].task]
+    for i in rng.permutation([i for i in succeeded if i in starts]).tolist():
+        task, recording = entries[i].task, recorded_id(entries[i].id)
+        others = [j for j in succeeded if entries[j].task == task and recorded_id(entries[j].id) != recording]
         if others:
             sequences.append(ActionSequence(episode=i, action=clips.actions(int(rng.choice(others)))))
     return sequences[:count]
@@ -52,7 +75,8 @@ def replay(
 ) -> Iterator[Bool[Tensor, " N"]]:
     """Execute up to ``env.spec.num_envs`` sequences for ``steps`` in the environment that recorded the episodes.
 
-    After its end the last action repeats. Yields after every step which environments report success.
+    They start where their episodes' recordings do (``startable``). After its end the last action repeats. Yields after
+    every step which environments report success.
     """
     env_ids, entries = list(range(len(sequences))), [clips.entries[sequence.episode] for sequence in sequences]
     env.reset(env_ids, start=[StartState(task=env.spec.tasks.index(e.task), seed=e.seed) for e in entries])

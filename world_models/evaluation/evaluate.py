@@ -4,7 +4,7 @@
 (b) swapped actions: the start of one episode, the actions of another. A predicted success that does not happen is
     hallucinated; a model that ignores actions hallucinates most of the successes that the starts suggest
 (c) predicted against true success for the same actions from the same start: AUC (also with lengths matched), difference
-    of the rates
+    of the rates; of episodes whose outcome is known
 (d) frozen picture: (b) and (c) again with a reward model that is shown the first observation all the time. It tells how
     much of them the robot's predicted state alone explains
 """
@@ -27,6 +27,7 @@ from world_models.evaluation.action_sequences import (
     ActionSequence,
     recorded_sequences,
     swapped_sequences,
+    true_outcomes,
     true_success,
 )
 from world_models.evaluation.imagined_success import ImaginedOutcomes, Picture, imagined_success
@@ -62,7 +63,7 @@ class WorldModelEvaluation:
         ``env``: the environment that recorded the episodes, which tells what swapped actions lead to; without it every
         swapped sequence is taken to fail. ``no_action``: a baseline fitted without actions.
         """
-        sequences = swapped_sequences(self.clips, seed=self.seed, count=swaps)
+        sequences = swapped_sequences(self.clips, env, seed=self.seed, count=swaps)
         failing = sequences
         if env is not None:
             success = true_success(env, self.clips, sequences).tolist()
@@ -114,10 +115,10 @@ class WorldModelEvaluation:
         sequences = recorded_sequences(self.clips)
         outcomes = self._imagine(model, sequences)
         success, score = outcomes.success, outcomes.score
-        truth = torch.tensor([entry.success for entry in self.clips.entries])
+        truth = true_outcomes(self.clips, sequences)
         imagined_rate, true_rate = success.float().mean().item(), truth.float().mean().item()
         both = bool(truth.any() and not truth.all())
-        length = torch.tensor([entry.steps for entry in self.clips.entries])
+        length = torch.tensor([len(sequence.action) for sequence in sequences])
         matched = length_matched_auc(outcomes.curve, truth, length, rng)
         frozen = self._imagine(model, sequences, picture="first").score if both else None
         return {

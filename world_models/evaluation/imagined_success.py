@@ -15,10 +15,16 @@ from policies.device import make_generator
 from sims.devices.crossing import crossing
 from world_models.data.clip import Clip, first_history
 from world_models.data.clip_sampler import ClipSampler
-from world_models.evaluation.action_sequences import EXTRA_STEPS, ActionSequence, recorded_sequences, repeat_last
+from world_models.evaluation.action_sequences import (
+    EXTRA_STEPS,
+    ActionSequence,
+    recorded_sequences,
+    repeat_last,
+    true_outcomes,
+)
 from world_models.models.flow_model import FlowWorldModel
 from world_models.reward_model import RewardModel
-from world_models.statistics import threshold_exceeded_by
+from world_models.statistics import THRESHOLD_LIMITS, threshold_exceeded_by
 
 BATCH = 64  # sequences at a time
 
@@ -74,14 +80,15 @@ def set_thresholds(
     """Set both thresholds of success from predicted episodes of ``calibration``; returns them.
 
     An episode is classified many times and succeeds once it is classified so; thresholds that are right for single
-    observations therefore let most failed episodes pass.
+    observations therefore let most failed episodes pass. Where none failed, nothing tells what scores failures reach,
+    and rewards take the highest threshold.
     """
     sequences = recorded_sequences(calibration)
     outcomes = imagined_success(model, reward_model, calibration, sequences, seed=seed, reward_every=reward_every)
-    score = outcomes.score
-    truth = torch.tensor([entry.success for entry in calibration.entries])
-    unbiased = threshold_exceeded_by(score, int(truth.sum()))
-    strict = threshold_exceeded_by(score[~truth], int(reward_model.config.false_success * int((~truth).sum())))
+    score, truth = outcomes.score, true_outcomes(calibration, sequences)
+    unbiased, failed = threshold_exceeded_by(score, int(truth.sum())), score[~truth]
+    allowed = int(reward_model.config.false_success * len(failed))
+    strict = threshold_exceeded_by(failed, allowed) if len(failed) else THRESHOLD_LIMITS[1]
     reward_model.success_threshold.fill_(unbiased)
     reward_model.reward_threshold.fill_(max(unbiased, strict))
     return {"success_threshold": unbiased, "reward_threshold": max(unbiased, strict)}
