@@ -25,6 +25,7 @@ from policies.policy import RobotSpec
 from real_robot.control.loop import Action, ControlLoop
 from real_robot.control.registry import build_embodiment
 from real_robot.control.thread import ControlThread
+from real_robot.lerobot.__main__ import main
 from real_robot.lerobot.arm import LeRobotArm, LeRobotConnection
 from real_robot.lerobot.devices import make_driver
 from real_robot.operation import teleop_session
@@ -208,6 +209,29 @@ def test_a_driver_is_made_from_the_file(tmp_path: Path) -> None:
 def test_errors_in_the_lerobot_section_are_named(tmp_path: Path, change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_robot(so101(tmp_path, **change))
+
+
+@pytest.mark.parametrize(
+    ("changes", "token", "message"),
+    [
+        ({"rate": "50"}, "t", "lerobot.rate: got '50'; expected a number with its unit"),
+        ({}, None, "--token-file "),
+        ({"type": "so109_follower"}, "t", "LeRobot can"),
+    ],
+)
+def test_mistakes_of_the_program_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    changes: dict, token: str | None, message: str,
+) -> None:  # fmt: skip
+    if token:
+        (tmp_path / "token").write_text(token)
+    given = [so101(tmp_path, **changes), "--token-file", tmp_path / "token", "--instruction", "wave"]
+    monkeypatch.setattr("sys.argv", ["real_robot.lerobot", *map(str, given)])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("vla-rl: ")
+    assert message in said
 
 
 def test_a_connection_that_drove_nothing_is_closed(tmp_path: Path) -> None:
