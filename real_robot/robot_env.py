@@ -23,6 +23,7 @@ from typing import Literal
 import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from real_robot.control.loop import ControlLoop
@@ -235,18 +236,22 @@ class RobotEnv:
     def _observe(self, *, max_image_age_s: float) -> Observation:
         """The newest images and joints; at age 0 newer than this call, to show the effect of the last action."""
         joints, cameras = self._connection.joints, self._connection.cameras
-        asked_s, measured = time.monotonic(), None
+        asked_s, measured, problem = time.monotonic(), None, "no new image from some camera"
+        images: dict[str, NDArray[np.uint8]] = {}
 
         def arrived() -> bool:
-            nonlocal measured
+            nonlocal measured, images, problem
             newest, measured = cameras.newest(), joints.measure()
-            return measured is not None and newest is not None and newest[1] >= asked_s - max_image_age_s
+            if measured is None or newest is None or newest[1] < asked_s - max_image_age_s:
+                return False
+            try:
+                images, _ = cameras.images(self.spec.image_size) or ({}, 0.0)
+            except (ValueError, OSError) as error:  # the next may be readable
+                problem = f"an image cannot be read: {error}"
+            return bool(images)
 
-        self._wait(arrived, lambda: joints.problem or "no new image from some camera")
-        newest = cameras.images(self.spec.image_size)
-        assert newest is not None
+        self._wait(arrived, lambda: joints.problem or problem)
         assert measured is not None
-        images, _ = newest
         seen = np.stack([images[camera] for camera in self.spec.cameras])
         return observation_of(seen, self._embodiment.state(measured.positions), self._instruction)
 

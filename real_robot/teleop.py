@@ -124,6 +124,14 @@ class TeleopSession:
         self.control = connection.connect(loop)
         self.in_episode = False
 
+    def resume(self) -> None:
+        """Undo a stop and go on. ValueError while what stopped the arm is still there."""
+        if reason := self._connection.problem():
+            raise ValueError(reason)
+        with self.control.lock:
+            self.control.loop.release()
+        self.control.resume()
+
     def begin(self, instruction: str, *, task: str, seed: int = 0) -> None:
         """Start an episode where the arm is. ValueError says why it cannot."""
         if reason := self._connection.problem():
@@ -208,6 +216,4 @@ def _do(session: TeleopSession, key: str, instruction: str, task: str) -> None:
     elif key in "yx" and session.in_episode:
         session.end(success=key == "y")
     elif key == "c":
-        with session.control.lock:
-            session.control.loop.release()
-        session.control.resume()
+        session.resume()

@@ -200,7 +200,11 @@ class ControlLoop:
         self._clear_plan()
 
     def _continue(self, measured: Measurement | None, now_s: float) -> bool:
-        """Go on by itself after the measurements were missing, if the arm is where it came to rest."""
+        """Go on by itself after the measurements were missing, if the arm is where it came to rest.
+
+        After a pause it may be as far from there as a moving arm may be from where it was sent, as a controller of
+        velocities went on meanwhile.
+        """
         if self.mode != "running" or measured is None:
             return False
         if not abs(now_s - measured.stamp_s) <= self.filter.limits.max_measurement_age_s:
@@ -208,7 +212,8 @@ class ControlLoop:
         if not all(map(isfinite, measured.positions)):
             return False
         try:
-            self._check_pose(measured, [axis.hold_tolerance for axis in self.filter.limits.axes])
+            axes, lost = self.filter.limits.axes, self.filter.lost
+            self._check_pose(measured, [axis.step_from_measured if lost else axis.hold_tolerance for axis in axes])
             self.start(measured.positions, now_s)
         except ValueError as error:
             self.stop(str(error))

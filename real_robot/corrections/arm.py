@@ -33,6 +33,10 @@ TAKEN_PERIODS = 4  # an action that is not taken within so many control periods 
 SHOWN_S = 0.5  # for a picture of the arm at rest
 
 
+class UnreadableImages(RobotError):
+    """The newest images cannot be read; later ones may be."""
+
+
 class ArmEnv:
     """One environment, for a policy of ``policy``. RobotError if that is for another robot, or the arm is not ready.
 
@@ -128,7 +132,7 @@ class ArmEnv:
         )
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
-        """The newest images and joints.
+        """The newest images and joints. UnreadableImages if a camera sent what is none.
 
         ``ahead`` is then how many of the actions had not begun when it was taken, less the policy's ``action_delay``:
         below zero, so many more come before the first that it chooses. 0 at rest, when it can follow at once.
@@ -216,11 +220,14 @@ class ArmEnv:
         return np.clip(rest, -1.0, 1.0).astype(np.float32)
 
     def pictures(self, size: int) -> UInt8[np.ndarray, "cameras size size 3"]:
-        """The newest, for people."""
+        """The newest, for people. UnreadableImages as ``observe``."""
         return self._images((size, size))[0]
 
     def _images(self, size: Sequence[int]) -> tuple[UInt8[np.ndarray, "cameras height width 3"], float]:
-        newest = self._connection.cameras.images(size)
+        try:
+            newest = self._connection.cameras.images(size)
+        except (ValueError, OSError) as error:
+            raise UnreadableImages(f"an image cannot be read: {error}") from error
         assert newest is not None
         return np.stack([newest[0][camera] for camera in self.spec.cameras]), newest[1]
 

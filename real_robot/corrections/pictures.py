@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from real_robot.corrections.arm import ArmEnv
+from real_robot.corrections.arm import ArmEnv, UnreadableImages
 from real_robot.corrections.publishing import Published
 from sims.vector_env import StartState, VectorEnv
 
@@ -91,7 +92,8 @@ class PictureThread:
                     if self._closing or self._taken is None:
                         return
                     (taken_s, taken), self._taken = self._taken, None
-                self.published.publish(self._encoded(taken_s, taken))
+                with contextlib.suppress(UnreadableImages):  # the robot's thread notices; the next may be readable
+                    self.published.publish(self._encoded(taken_s, taken))
         except BaseException as error:
             traceback.print_exc()
             self.failure = error  # for the robot's thread, which ends by it

@@ -129,7 +129,9 @@ class RobotThread:
                     raise self.pictures.failure
         except BaseException as error:
             traceback.print_exc()
-            self.session.mode, self.session.reason = "hold", f"the server failed: {type(error).__name__}: {error}"
+            self.session.reason = f"the server failed: {type(error).__name__}: {error}"
+            if self.session.mode != "ended":
+                self.session.mode = "hold"
             with self._changed:
                 self.failure = error
             self._run_commands()  # refused, each

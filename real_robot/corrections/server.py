@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -73,7 +74,10 @@ def running(
         classifier.close()
         robot.close()
         pictures.close()
-        if robot.failure is None:
-            session.close()
-        store.close()
-        audit.close()
+        with contextlib.closing(audit), contextlib.closing(store):
+            try:
+                session.close()
+            except Exception:
+                if robot.failure is None:
+                    raise
+                traceback.print_exc()  # the failure is what ends the program

@@ -13,6 +13,7 @@ real arm (``ArmEnv``) holds meanwhile, also when an episode begins, until somebo
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import replace
 from typing import Literal
@@ -23,7 +24,7 @@ import torch
 from episodes.overlays import ABORT, OUTCOME, REWOUND_AT, SUCCESS, judged, read_labels, recorded_id
 from episodes.schema import HOLD, HUMAN, POLICY
 from episodes.store import EpisodeStore
-from real_robot.corrections.arm import ArmEnv
+from real_robot.corrections.arm import ArmEnv, UnreadableImages
 from real_robot.corrections.attempt import Attempt, ExecutedStep, Snapshot
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.handover import Handover
@@ -174,7 +175,8 @@ class CorrectionSession:
         if not attempt.length:
             return
         if self._must_observe():
-            self._observe()
+            with contextlib.suppress(UnreadableImages):
+                self._observe()
         episode = attempt.episode(
             task=self.spec.tasks[attempt.start.task],
             split=self._split,
@@ -301,13 +303,18 @@ class CorrectionSession:
         self.plan.drop(self.attempt.length)
 
     def _usable_proposal(self, *, needed: bool) -> Action | None:
-        """As ``_proposal``. After actions that no arm can follow: None where they are ``needed``, and the arm holds.
+        """As ``_proposal``. None, and the arm holds, where the images cannot be read, or after actions that no arm can
+        follow where they are ``needed``.
 
         Where a person drives, or nobody, it is what the policy would do to the arm: hold it, until it is asked again.
         """
         at = self.attempt.length
         try:
             return self._proposal(observe=not needed)
+        except UnreadableImages as error:
+            self.hold(str(error), person="the arm")
+            self._at_rest()
+            return None
         except UnusableActions as error:
             self._report_fault(str(error))
             if needed:

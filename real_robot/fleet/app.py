@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
 from episodes.overlays import append_changes
+from episodes.schema import EpisodeError
 from policies.bundle import MANIFEST, BundleError, tensors_name
 from real_robot.corrections.access import Access, Origins, Person
 from real_robot.corrections.app import OnlyFromHere, add_page, required
@@ -105,6 +106,8 @@ def _add_robots(app: FastAPI, hub: Hub, deliveries: Deliveries, token: str) -> N
         try:
             return await run_in_threadpool(deliveries.receive, id, sha256, size=size, offset=offset, data=data)
         except DamagedDelivery as error:
+            raise HTTPException(409, str(error)) from None
+        except EpisodeError as error:
             raise HTTPException(422, str(error)) from None
 
     @app.post("/robots/labels", dependencies=robot)

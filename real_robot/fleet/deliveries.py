@@ -13,7 +13,7 @@ from real_robot.fleet.messages import Received
 
 
 class DamagedDelivery(ValueError):
-    """What arrived is not the episode that was announced; it must be sent again from its beginning."""
+    """Other bytes arrived, or were kept, than were announced; they must be sent again from their beginning."""
 
 
 class Deliveries:
@@ -32,7 +32,8 @@ class Deliveries:
         """Bytes of the file of episode ``id`` from ``offset`` on; what is there after them.
 
         They are ignored unless they continue what is there. Once all ``size`` bytes are there and match ``sha256``, the
-        episode is in the store, and stays there once, however often it is sent. Raises DamagedDelivery.
+        episode is in the store, and stays there once, however often it is sent. DamagedDelivery if they do not match;
+        EpisodeError if they do, but are not this episode.
         """
         with self._lock:
             there = self._received(id, sha256)
@@ -58,11 +59,9 @@ class Deliveries:
             if found != sha256:
                 raise DamagedDelivery(f"episode {id} arrived with another SHA-256 than was announced")
             if (named := read_entry(partial).id) != id:
-                raise DamagedDelivery(f"the file that was announced as episode {id} is episode {named}")
+                raise EpisodeError(f"the file that was announced as episode {id} is episode {named}")
             with EpisodeStore(self.episodes) as store:
                 store.add_file(partial)
-        except EpisodeError as error:
-            raise DamagedDelivery(str(error)) from None
         finally:
             partial.unlink(missing_ok=True)
 

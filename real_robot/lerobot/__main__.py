@@ -8,6 +8,7 @@ The robot file has a section ``lerobot`` (``real_robot.lerobot.arm``).
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
@@ -15,10 +16,11 @@ from real_robot.control.loop import ControlLoop
 from real_robot.control.registry import build_embodiment
 from real_robot.lerobot.arm import LeRobotArm, LeRobotConnection
 from real_robot.lerobot.devices import make_driver
-from real_robot.robot_file import Robot, load_robot
+from real_robot.robot_file import Robot, RobotError, read_robot
 from real_robot.serving.client import PolicyClient
 from real_robot.serving.remote_policy import RemotePolicy
 from real_robot.waiting import wait_until_ready
+from sims.errors import UserError
 
 READY_S = 10.0
 
@@ -70,14 +72,31 @@ def main() -> None:
     parser.add_argument("--instruction", required=True)
     parser.add_argument("--seconds", type=float, default=30.0)
     options = parser.parse_args()
-    robot = load_robot(options.file)
+    try:
+        print(_run(options) or "the episode is over; the arm is at rest")
+    except UserError as error:
+        print(f"vla-rl: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _run(options: argparse.Namespace) -> str:
+    """As ``run_episode``."""
+    robot = read_robot(options.file)
     if robot.lerobot is None:
-        parser.error(f"{options.file}: no 'lerobot' section")
-    client = PolicyClient(options.url, token=options.token_file.expanduser().read_text().strip())
+        raise RobotError(f"{options.file}: no 'lerobot' section")
+    try:
+        token = options.token_file.expanduser().read_text().strip()
+    except (OSError, ValueError) as error:
+        raise UserError(f"--token-file {options.token_file}: {error}; vla-rl serve writes it") from error
+    try:
+        client = PolicyClient(options.url, token=token)
+    except ValueError as error:
+        raise UserError(f"--url {options.url}: {error}") from error
     try:
         with LeRobotArm(make_driver(robot.lerobot), robot) as arm:
-            reason = run_episode(arm, robot, client, instruction=options.instruction, seconds=options.seconds)
-            print(reason or "the episode is over; the arm is at rest")
+            return run_episode(arm, robot, client, instruction=options.instruction, seconds=options.seconds)
+    except (ValueError, OSError) as error:  # of the driver, the server's policy or the arm's position
+        raise UserError(str(error)) from error
     finally:
         client.close()
 

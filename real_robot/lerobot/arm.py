@@ -13,7 +13,8 @@ The robot file has a section ``lerobot`` in place of ``ros``:
 
 LeRobot's drivers take positions without times and are not thread-safe: one thread reads observations and sends where
 the filtered motion is at that moment, interpolated as a trajectory controller does. If nothing new is sent it finishes
-the stop. An error in that thread ends the commands; the arm's servos hold where they were sent last, abruptly.
+the stop. An error in that thread ends the commands; the arm's servos hold where they were sent last, abruptly. So they
+do when the driver took so long in motion that the next position would be a jump: the stop latches.
 """
 
 from __future__ import annotations
@@ -34,6 +35,13 @@ from real_robot.lerobot.devices import DeviceThread
 from real_robot.robot_file import Robot, RobotError
 from real_robot.safety.commands import Measurement, PathPoint, SafeCommand
 
+# Between two positions of a motion: periods of the rate, and seconds if that is more (two frames of a camera at 30 Hz).
+_LATE_PERIODS, _LATE_S = 3.0, 0.07
+_STILL = 1e-3  # [rad or m] that is no jump
+# After a motion that came too late nothing is taken before the control thread was silent for so long: it has then
+# stopped, and begins anew from the measured position.
+_SILENT_S = 0.25
+
 
 class LeRobotArm(DeviceThread):
     """A LeRobot ``Robot`` as joints, controller and cameras of a control thread."""
@@ -49,6 +57,8 @@ class LeRobotArm(DeviceThread):
         self._images: tuple[dict[str, NDArray[np.uint8]], float] | None = None
         self._trajectory: Trajectory | None = None
         self._end_s = 0.0
+        self._last, self._last_s = np.zeros(0), 0.0  # position that was sent last, and when
+        self._late, self._late_until_s = "", 0.0
 
     def _missing(self) -> set[str]:
         return super()._missing() | (set(self._section.cameras.values()) - set(self._made.observation_features))
@@ -73,8 +83,12 @@ class LeRobotArm(DeviceThread):
         )
         with self._lock:
             now_s = time.monotonic()
+            if now_s < self._late_until_s:
+                self._late_until_s = now_s + _SILENT_S
+                return
             if self._trajectory is None or self._has_ended(now_s):  # the arm may have been moved by hand since
                 self._trajectory = Trajectory(positions[0], now_s)
+                self._last, self._last_s = positions[0], now_s
             self._trajectory.follow(times, positions, velocities, accelerations, now_s)
             self._end_s = times[-1]
 
@@ -92,8 +106,8 @@ class LeRobotArm(DeviceThread):
         return None if self._images is None else self._images[1]
 
     def thread_problem(self) -> str:
-        """Why the driver's thread ended, or ""."""
-        return self.failure
+        """Why the driver's thread ended, or sent nothing more, or ""."""
+        return self.failure or (self._late if time.monotonic() < self._late_until_s else "")
 
     # -- the driver's thread ---------------------------------------------------------------------------------------
 
@@ -121,7 +135,16 @@ class LeRobotArm(DeviceThread):
             if self._trajectory is None or self._has_ended(now_s):
                 return
             positions = self._trajectory.sample(now_s)[0]
+            gap_s = now_s - self._last_s
+            if gap_s > max(_LATE_PERIODS / self._section.rate_hz, _LATE_S) and self._jumps(positions):
+                self._late = f"the LeRobot driver took {gap_s:.2f} s in motion, in which nothing could be sent"
+                self._late_until_s, self._trajectory = now_s + _SILENT_S, None
+                return
+            self._last, self._last_s = positions, now_s
         self._made.send_action(self._units.values(positions.tolist()))
+
+    def _jumps(self, positions: NDArray[np.float64]) -> bool:
+        return bool(np.abs(positions - self._last).max() > _STILL)
 
     def _has_ended(self, now_s: float) -> bool:
         """Whether the end of what was sent has reached the driver."""

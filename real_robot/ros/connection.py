@@ -129,6 +129,8 @@ class RobotConnection:
     def _on_release(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         response.success, response.message = True, "released; the arm does not move before ~/resume"
         try:
+            if problem := self.problem():
+                raise ValueError(problem)
             with self.control.lock:
                 self.control.loop.release()
         except ValueError as error:

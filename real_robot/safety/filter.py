@@ -6,7 +6,8 @@
 At every command tick ``SafetyFilter.filter`` decides one more point of the motion, ``lead`` ticks ahead of now, and
 ``path`` is what is sent: the points that are still to come with their absolute times, and the stop after them. A
 message that arrives late or is lost changes nothing as long as a later one arrives before the ``lead`` is used up.
-After a pause of a third of it nothing is sent until the arm has come to rest by the stop that it has.
+After a pause of a third of it nothing is sent until the arm has come to rest by the stop that it has. Without a lead
+two missed ticks in a row are a pause, as the next position would be a jump: the arm is held where it was sent last.
 
 A command that breaks a hard rule is rejected as a whole and the arm brakes; one that is only too far or too fast is
 followed as closely as the limits allow. After one that leads too close to something the next ones are followed in
@@ -28,8 +29,8 @@ from real_robot.safety.commands import Command, Measurement, PathPoint, SafeComm
 from real_robot.safety.contact import PointSpeeds
 from real_robot.safety.limits import RobotLimits
 from real_robot.safety.sent import SentPath
-from real_robot.safety.stopping import AT_REST, Axis, Stop, along, duration, rest_of
-from real_robot.safety.swept import Motions, SweptCheck
+from real_robot.safety.stopping import AT_REST, Axis, braked, duration
+from real_robot.safety.swept import Motions, SweptCheck, resting
 from real_robot.safety.workspace import WorkspaceClearance
 
 # A command may pass this close to its limits: rad or m.
@@ -90,9 +91,7 @@ class SafetyFilter:
         the measured position or the one where it was sent last. ValueError if the arm is not inside the limits.
         """
         if self._started and not self.at_rest:
-            raise ValueError(
-                "the commanded motion has not come to rest: call filter(None, ...) until at_rest, then start"
-            )
+            raise ValueError("the arm has not come to rest: call filter(None, ...) until at_rest, then start")
         self._check_start(positions)
         sent = self.positions if self._started else positions
         offsets = [abs(q - p) for q, p in zip(positions, sent, strict=True)]
@@ -100,6 +99,8 @@ class SafetyFilter:
             p if offset <= tolerance else float(q)
             for q, p, offset, tolerance in zip(positions, sent, offsets, self._held, strict=True)
         ]
+        if self._start_problem(held):  # a mix that nobody checked, unlike the measured positions
+            held = [float(q) for q in positions]
         unknown = [UNKNOWN_OFFSET[axis.unit] for axis in self.limits.axes]
         ticks = max([axis.take_up_ticks(max(d, o)) for axis, d, o in zip(self._axes, unknown, offsets, strict=True)])
         if self._point_speeds is not None:  # a quintic's highest speed is 1.875 times its mean
@@ -107,13 +108,12 @@ class SafetyFilter:
             way = self._point_speeds.bound(positions, path, path)
             ticks = max(ticks, ceil(1.875 * way / self._max_point_speed))
         ticks += self.lead  # the message may be as late
-        rest = Motions(held, [0.0] * len(held), [0.0] * len(held), [AT_REST] * len(held))
         self._started = True
         self._braking = self.lost = False
         self._aim = 1.0
         self._sent.restart(now_s)
         for tick in range(ticks, max(ticks + 1, self.lead) + 1):
-            self._sent.append(tick, rest, moved=ticks - 1)
+            self._sent.append(tick, resting(held), moved=ticks - 1)
         self._targets = held
         self._last = self._command(accepted=True, events=[])
 
@@ -274,7 +274,7 @@ class SafetyFilter:
             after = axis.viable_stop(position, speed, accel, _SLACK)
             if after is None or (w * accel < 0.0 and not -axis.max_speed <= u - 0.5 * w * w / jerk <= axis.max_speed):
                 events.append(SafetyEvent("braking_distance", i, target, axis.high if target > q else axis.low))
-                position, speed, accel, after = _braked(q, u, w, stop)
+                position, speed, accel, after = braked(q, u, w, stop)
             elif not -axis.far <= target - position <= axis.far:
                 events.append(SafetyEvent("acceleration", i, target - position, axis.far))
             positions.append(position)
@@ -289,8 +289,8 @@ class SafetyFilter:
         if point.motions.stops == [AT_REST] * len(self._axes):
             self._sent.append(point.tick + 1, point.motions)
         else:
-            braked = [_braked(*joint) for joint in zip(*point.motions, strict=True)]
-            self._sent.append(point.tick + 1, Motions(*(list(values) for values in zip(*braked, strict=True))))
+            joints = [braked(*joint) for joint in zip(*point.motions, strict=True)]
+            self._sent.append(point.tick + 1, Motions(*(list(values) for values in zip(*joints, strict=True))))
         self._targets = list(self._sent.last.motions.positions)
 
     def _command(self, *, accepted: bool, events: list[SafetyEvent]) -> SafeCommand:
@@ -310,9 +310,12 @@ class SafetyFilter:
                 raise ValueError(
                     f"joint {axis.name!r} is at {q:.4f} {axis.unit}, allowed is {low} to {high}; move it inside by hand"
                 )
-        for check in self._checks:
-            if problem := check.clearance.start_problem(positions):
-                raise ValueError(problem)
+        if problem := self._start_problem(positions):
+            raise ValueError(problem)
+
+    def _start_problem(self, positions: Sequence[float]) -> str:
+        """What is too near to an arm that begins there, or ""."""
+        return next((problem for check in self._checks if (problem := check.clearance.start_problem(positions))), "")
 
     def _advance_clock(self, now_s: float, events: list[SafetyEvent]) -> bool:
         """Move to the tick nearest to ``now_s``; False if that is not a new one."""
@@ -324,9 +327,10 @@ class SafetyFilter:
         if passed >= 1.5 and isfinite(passed):
             missed = round(passed) - 1
             events.append(SafetyEvent("missed_ticks", None, missed, 0.0))
-            self.lost = self.lost or 3 * missed >= self.lead > 0
             self._sent.time_s += (missed + 1) * self.dt
             self._sent.now += missed + 1
+            if not self.lost and 3 * missed >= (self.lead or 4):  # two ticks without a lead
+                self._lose()
             return True
         if -0.5 < passed < 0.5:
             events.append(SafetyEvent("early_tick", None, now_s, self._sent.time_s))
@@ -337,6 +341,15 @@ class SafetyFilter:
             self._sent.time_s = now_s
         self._sent.now += 1
         return True
+
+    def _lose(self) -> None:
+        """After a pause. Without a lead the arm is held where it was sent last, and has the time of a stop for it."""
+        self.lost = True
+        if not self.lead:
+            last = self._sent.last
+            ticks = max([duration(stop[0]) for stop in last.motions.stops])
+            rests = self._sent.now + ticks if ticks else last.moved
+            self._sent.append(last.tick + 1, resting(last.motions.positions), moved=rests)
 
     def _arm_problem(self, measured: Measurement | None, now_s: float) -> SafetyEvent | None:
         """Why the arm must brake now, whatever the command; comparisons are written so that NaN is a problem."""
@@ -384,17 +397,3 @@ class SafetyFilter:
             if not isfinite(q):
                 return SafetyEvent("not_finite", i, q, 0.0)
         return None
-
-
-def _braked(position: float, speed: float, accel: float, stop: Stop) -> tuple[float, float, float, Stop]:
-    """One joint after one tick of its stop, and the rest of the stop."""
-    curve, lowest, highest, end, distance, fastest = stop
-    if not duration(curve):
-        return position, 0.0, 0.0, AT_REST
-    offset, speed, accel = along(curve, speed, accel, 1)
-    if 0.0 in (lowest, highest):  # it does not turn back
-        distance -= abs(offset)
-        lowest, highest = min(0.0, end - offset), max(0.0, end - offset)
-    else:
-        lowest, highest = lowest - offset, highest - offset
-    return position + offset, speed, accel, (rest_of(curve), lowest, highest, end - offset, distance, fastest)

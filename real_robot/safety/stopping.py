@@ -100,6 +100,20 @@ def rest_of(curve: Curve) -> Curve:
     return (0.0, 0, n2 - 1, last, n3) if n2 else (0.0, 0, 0, last, max(0, n3 - 1))
 
 
+def braked(position: float, speed: float, accel: float, stop: Stop) -> tuple[float, float, float, Stop]:
+    """One joint after one tick of its stop, and the rest of the stop."""
+    curve, lowest, highest, end, distance, fastest = stop
+    if not duration(curve):
+        return position, 0.0, 0.0, AT_REST
+    offset, speed, accel = along(curve, speed, accel, 1)
+    if 0.0 in (lowest, highest):  # it does not turn back
+        distance -= abs(offset)
+        lowest, highest = min(0.0, end - offset), max(0.0, end - offset)
+    else:
+        lowest, highest = lowest - offset, highest - offset
+    return position + offset, speed, accel, (rest_of(curve), lowest, highest, end - offset, distance, fastest)
+
+
 class Axis:
     """One joint at a fixed command period: its limits in ticks, its stop, and its approach to a target."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from real_robot.safety.commands import Rejection, SafetyEvent
-from real_robot.safety.stopping import Stop, duration, offset_at
+from real_robot.safety.stopping import AT_REST, Stop, duration, offset_at
 
 # Least clearance [m] at the positions that are looked at, zero between them. An arm at rest has as much, so that it can
 # leave, if slowly.
@@ -23,6 +23,12 @@ class Motions(NamedTuple):
     speeds: Sequence[float]
     accels: Sequence[float]
     stops: Sequence[Stop]
+
+
+def resting(positions: Sequence[float]) -> Motions:
+    """The joints at rest there."""
+    still = [0.0] * len(positions)
+    return Motions(positions, still, still, [AT_REST] * len(positions))
 
 
 @runtime_checkable

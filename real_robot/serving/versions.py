@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from real_robot.serving.published import PublishedVersions
 from sims.errors import UserError
 
 POLL_S = 1.0
+RETRY_S = 600.0  # the longest pause before a bundle that could not be loaded is tried again
 NUM_KEPT = 3
 
 
@@ -247,8 +249,8 @@ def _rate(results: Sequence[bool]) -> float:
 class BundleWatcher:
     """A thread that offers each bundle that is put at ``path``, also an older one.
 
-    One that was rolled back, cannot be loaded or does not fit is only reported. ``tried``: the fingerprint of one that
-    was dealt with already.
+    One that was rolled back, cannot be loaded or does not fit is only reported, and tried again when a file beside it
+    changes, as by an export, and with growing pauses. ``tried``: the fingerprint of one that was dealt with already.
     """
 
     def __init__(
@@ -265,18 +267,29 @@ class BundleWatcher:
 
     def _run(self) -> None:
         tried, last_message = self._tried, ""
+        failed, pause_s, again_s = None, POLL_S, 0.0  # what was there when it failed; when it is tried again
         while not self._closing.wait(POLL_S):
+            there = None
             try:
-                fingerprint = read_bundle_info(self._path).sha256
-                serves = self._versions.current.hello.fingerprint
-                done, tried = fingerprint in (tried, serves), fingerprint
-                if done:
+                fingerprint, there = read_bundle_info(self._path).sha256, _files(self._path)
+                if fingerprint in (tried, self._versions.current.hello.fingerprint):
+                    tried = fingerprint
                     continue
+                if there == failed and time.monotonic() < again_s:
+                    continue
+                pause_s = min(2 * pause_s, RETRY_S) if there == failed else POLL_S
                 self._versions.check(fingerprint)
                 self._versions.offer(self._load(self._path))
+                tried = fingerprint
                 message = f"serving version {fingerprint[:12]} from the next episode on"
             except Exception as error:  # whatever is wrong with a bundle, the version that serves goes on
+                failed, again_s = there, time.monotonic() + pause_s
                 message = f"the new bundle is not served: {error}"
             if message != last_message:
                 last_message = message
                 print(message, file=sys.stderr)
+
+
+def _files(folder: Path) -> list[tuple[str, int]]:
+    """Names and times of change of what is in a bundle's folder."""
+    return sorted((path.name, path.stat().st_mtime_ns) for path in folder.iterdir())

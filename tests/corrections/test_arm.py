@@ -6,10 +6,11 @@ The same on an arm of ROS, over a real wire: tests/ros/test_corrections.py.
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from PIL import Image
 from playwright.sync_api import Browser
 from websockets.sync.client import ClientConnection
 
@@ -28,6 +30,7 @@ from policies.policy import RobotSpec
 from real_robot.corrections.arm import ArmEnv
 from real_robot.corrections.scripted_operator import open_control, open_session
 from real_robot.corrections.server import CorrectionServer
+from real_robot.images import fit_image
 from real_robot.lerobot.arm import LeRobotArm, LeRobotConnection
 from real_robot.robot_file import RobotError, load_robot
 from tests.browser import needs_chromium, wait_until
@@ -142,6 +145,29 @@ def drive_and_take_over(page: Page, key: str) -> None:
     page.do("take_over")
     page.drive_until([key], lambda state: state["actors"].count("h") >= 12)
     page.drive_until([], lambda state: state["actors"].endswith("-"))
+
+
+def test_a_picture_that_cannot_be_read_leads_to_a_hold(
+    running: CorrectionServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truncated = io.BytesIO()
+    Image.fromarray(np.zeros((48, 64, 3), dtype=np.uint8)).save(truncated, "jpeg")
+    faults = [truncated.getvalue()[:-200]]
+
+    def fitted(image: np.ndarray, size: Sequence[int]) -> torch.Tensor:
+        if faults:
+            Image.open(io.BytesIO(faults.pop())).load()
+        return fit_image(image, size)
+
+    with open_control(*open_session(running.invite("Anna"))) as socket:
+        page = Page(socket)
+        page.do("hand_back")
+        page.drive_until([], lambda state: state["step"] >= 3)
+        monkeypatch.setattr("real_robot.lerobot.arm.fit_image", fitted)
+        state = page.drive_until([], lambda state: state["mode"] == "hold")
+        assert state["reason"].startswith("an image cannot be read: ")
+        page.do("hand_back")
+        page.drive_until([], lambda later: later["step"] > state["step"] + 2)
 
 
 def test_a_person_drives_an_arm_from_the_page_and_its_limits_are_recorded(

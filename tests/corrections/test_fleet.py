@@ -20,10 +20,11 @@ from playwright.sync_api import Browser
 
 from benchmarks.fleet import Fleet
 from episodes.overlays import append_changes, read_changes
+from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore
 from policies.bundle import BundleError, BundleInfo, install_bundle, read_bundle_info, save_bundle
 from real_robot.corrections.web import Address
-from real_robot.fleet.client import HubClient
+from real_robot.fleet.client import HubClient, HubRefused
 from real_robot.fleet.deliveries import DamagedDelivery, Deliveries
 from real_robot.fleet.hub import Hub
 from real_robot.fleet.messages import CHANGES, Report
@@ -89,9 +90,9 @@ def test_a_damaged_delivery_is_refused_and_can_be_sent_again(tmp_path: Path):
     with pytest.raises(DamagedDelivery, match="another SHA-256"):
         hub.receive(id, digest, size=len(data), offset=0, data=data[:-1] + b"x")
     other = "0" * 26
-    with pytest.raises(DamagedDelivery, match=f"is episode {id}"):
+    with pytest.raises(EpisodeError, match=f"is episode {id}"):
         hub.receive(other, digest, size=len(data), offset=0, data=data)
-    with pytest.raises(DamagedDelivery, match="corrupt"):
+    with pytest.raises(EpisodeError, match="corrupt"):
         hub.receive(id, hashlib.sha256(data[:-9]).hexdigest(), size=len(data) - 9, offset=0, data=data[:-9])
     assert hub.received(id, digest).bytes == 0
     assert hub.receive(id, digest, size=len(data), offset=0, data=data).done
@@ -214,6 +215,22 @@ def test_the_hub_lets_nobody_in_without_its_token(tmp_path: Path):
         assert ask("GET", "/api/fleet", join["token"]) == 401  # people's, with a session
     with serving_fleet(tmp_path, address=HUB, max_behind=3):
         assert json.loads((tmp_path / JOIN).read_text())["token"] == join["token"]
+
+
+def test_an_episode_of_which_the_hub_kept_other_bytes_is_sent_again_from_its_beginning(tmp_path: Path):
+    """As after a power failure at the hub."""
+    publish(tmp_path, 0)
+    id, data, digest = episode_file(tmp_path / "robot" / "episodes")
+    with serving_fleet(tmp_path, address=HUB, max_behind=3):
+        client = HubClient(tmp_path / JOIN)
+        client.send(id, digest, size=len(data), offset=0, data=bytes(100))
+        outbox = Outbox(tmp_path / "robot", client)
+        with pytest.raises(HubRefused, match=r"answered 409: .*episode .* arrived with another SHA-256"):
+            outbox.deliver(time.monotonic() + 60)
+        assert outbox.deliver(time.monotonic() + 60)
+        assert outbox.waiting() == []
+    with EpisodeStore(tmp_path / "episodes") as store:
+        assert store.file(id).read_bytes() == data
 
 
 def test_an_undo_that_is_delivered_later_takes_back_the_line_at_the_hub(tmp_path: Path):

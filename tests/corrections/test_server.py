@@ -26,6 +26,7 @@ from real_robot.corrections.session import Refused
 from sims.vector_env import StartState
 from tests.corrections.small_server import SIM, server, write_bundle
 from tests.episodes.episode_examples import make_episode
+from tests.real_robot.test_control_thread import wait
 
 
 @pytest.fixture(scope="module")
@@ -398,6 +399,21 @@ def test_a_persons_verdict_that_is_undone_leaves_an_episode_that_does_not_count(
         path = f"/api/episodes/{session.last_episode}/undo"
         assert ask(one, path, method="POST", cookie=cookie, Origin=origin)[0] == 200
         assert session.versions.summary()[0]["episodes"] == 0
+
+
+def test_the_attempt_of_a_robot_that_fails_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with server(tmp_path) as one:
+        session = one.robot.session
+        wait(lambda: session.attempt.length > 3)
+
+        def fail(raw: RawInput | None) -> bool:
+            raise RuntimeError("the arm is gone")
+
+        monkeypatch.setattr(session, "tick", fail)
+        wait(lambda: one.robot.failure is not None)
+    with EpisodeStore(one.folder / "episodes") as store:
+        (entry,) = store.entries()
+        assert len(store.read(entry.id).action) == session.attempt.length > 3
 
 
 @pytest.mark.parametrize("fails", [True, False])

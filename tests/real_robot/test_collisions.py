@@ -64,6 +64,23 @@ def test_distances_by_hand() -> None:
         assert CollisionClearance(model, axes).at([lift, turn])[0] + 0.02 == pytest.approx(expected, abs=1e-5)
 
 
+def test_no_start_with_a_link_through_a_box_of_which_mujoco_says_that_it_is_clear() -> None:
+    axes = [
+        AxisLimits(name=name, unit="rad", position=(-1.0, 1.0), velocity=1.0, acceleration=5.0, jerk=50.0,
+                   step_from_measured=0.1)
+        for name in ("a", "b")
+    ]  # fmt: skip
+    frames = tuple(JointFrame(joint=axis.name, xyz=(0.0, 0.0, 0.0)) for axis in axes)
+    rod = Capsule(joint="b", start=(-0.14, 0.11, 0.13), end=(0.09, -0.05, 0.21), radius=0.06)
+    box = Obstacle(kind="box", position=(-0.02, 0.02, 0.03), rpy=(-0.5, 0.1, 1.9), size=(0.1, 0.52, 0.39))
+    check = CollisionClearance(Collisions(margin=0.0, chains=(frames,), capsules=(rod,), obstacles=(box,)), axes)
+    assert check.at([0.0, 0.0])[0] > 0.003
+    assert "b (links[0]) and box (obstacles[0]) are 0 mm apart" in check.start_problem([0.0, 0.0])
+    far = replace(box, position=(0.0, 0.0, 1.0))
+    apart = Collisions(margin=0.0, chains=(frames,), capsules=(rod,), obstacles=(far,))
+    assert CollisionClearance(apart, axes).start_problem([0.0, 0.0]) == ""
+
+
 def test_capsules_are_where_the_kinematic_chain_puts_them() -> None:
     """Against points on the capsules' lines, transformed here: never nearer than the distance, and as near as they lie
     dense."""

@@ -251,6 +251,25 @@ def test_after_lost_measurements_the_arm_goes_on_only_from_where_it_stopped(away
     assert arm.loop.mode == mode
 
 
+@pytest.mark.parametrize("missed", [1, 2, 30])
+def test_after_a_pause_without_a_lead_the_next_position_is_no_jump(missed: int) -> None:
+    """Nothing is sent to a controller that takes no times, until motion begins anew from the measured position."""
+    arm = SimulatedArm()
+    fast = fastest(arm.run(300))
+    while fastest(arm.run(1)) < 0.8 * fast:
+        """Until it moves fast."""
+    held = arm.positions
+    arm.tick += missed
+    outs = arm.run(1)
+    assert len(outs) == (missed == 1)
+    outs += arm.run(200)
+    positions = [held, *(out.positions for out in outs)]
+    steps = np.abs(np.diff(positions, axis=0)).max(axis=1)
+    assert steps.max() < (2.0 if missed == 1 else 1.1) * fast / LIMITS.command_hz
+    assert arm.loop.mode == "running"
+    assert np.ptp(positions, axis=0).max() > 0.05
+
+
 def test_the_recorded_actions_are_what_the_arm_was_sent() -> None:
     """A policy that wants steps of 0.4, of which the speed allows 0.15; they add up to the way that was commanded."""
     arm = SimulatedArm()

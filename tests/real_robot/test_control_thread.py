@@ -172,8 +172,9 @@ def test_a_controller_of_velocities_is_left_at_zero(end: Callable[[ControlThread
         assert arm.speed == STILL
 
 
-def test_a_controller_of_velocities_is_halted_after_a_pause_of_the_thread() -> None:
-    with driven_arm(0.1) as (arm, thread, faults):
+@pytest.mark.parametrize("lead_s", [0.0, 0.1])
+def test_a_controller_of_velocities_is_halted_after_a_pause_of_the_thread(lead_s: float) -> None:
+    with driven_arm(lead_s) as (arm, thread, faults):
         faults["pause_s"] = 0.08  # more than a third of the lead
         wait(lambda: thread.loop.filter.lost)
         wait(lambda: arm.speed == STILL)

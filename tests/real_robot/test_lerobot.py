@@ -25,12 +25,14 @@ from policies.policy import RobotSpec
 from real_robot.control.loop import Action, ControlLoop
 from real_robot.control.registry import build_embodiment
 from real_robot.control.thread import ControlThread
+from real_robot.lerobot.__main__ import main
 from real_robot.lerobot.arm import LeRobotArm, LeRobotConnection
 from real_robot.lerobot.devices import make_driver
 from real_robot.operation import teleop_session
 from real_robot.robot_file import RobotError, load_robot
 from real_robot.safety.commands import Measurement
 from sims.vector_env import Observation, encode_instructions
+from tests.real_robot.lerobot_plugins.simulated_device import SimulatedServos
 from tests.real_robot.small_policies import small_policy
 from tests.real_robot.test_control_thread import wait
 from tests.real_robot.test_safety_streams import ROBOTS
@@ -84,10 +86,10 @@ def plugins(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
 
 
 @contextmanager
-def driven(folder: Path) -> Iterator[tuple[Any, LeRobotArm, ControlThread]]:
-    """A simulated driver, its arm and what swings it through the filter."""
+def driven(folder: Path, driver: Any = None) -> Iterator[tuple[Any, LeRobotArm, ControlThread]]:
+    """A simulated driver, its arm and what swings it through the filter. None: the driver that LeRobot makes."""
     robot = load_robot(so101(folder))
-    driver = make_driver(robot.lerobot)
+    driver = driver or make_driver(robot.lerobot)
     with LeRobotArm(driver, robot) as arm:
         wait(lambda: arm.fresh(0.1))
         embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
@@ -123,6 +125,40 @@ def test_a_driver_that_fails_stops_the_arm_and_is_named(plugins: None, tmp_path:
         wait(lambda: control.loop.filter.stopped)
         assert "no answer from motor 3" in str(control.loop.filter.stopped)
         control.brake()
+
+
+class BlockingServos(SimulatedServos):
+    """A reading blocks once, in fast motion, for ``block_s``, like a camera that times out."""
+
+    block_s = 0.0
+
+    def get_observation(self) -> dict[str, Any]:
+        observation = super().get_observation()
+        if self.block_s and len(self.sent) > 1 and abs(self.sent[-1][1] - self.sent[-2][1]).max() > 0.5:  # deg
+            block_s, self.block_s = self.block_s, 0.0
+            time.sleep(block_s)
+        return observation
+
+
+def test_a_reading_that_blocks_in_motion_stops_the_arm_and_nothing_jumps(tmp_path: Path) -> None:
+    servos = BlockingServos()
+    with driven(tmp_path, servos) as (_, arm, control):
+        wait(lambda: len(servos.sent) > 20)
+        servos.block_s = 0.3
+        wait(lambda: control.loop.filter.stopped)
+        wait(lambda: not control.loop.live)
+        stopped = len(servos.sent)
+        wait(lambda: not arm.thread_problem())
+        with control.lock:
+            control.loop.release()
+        control.start()
+        wait(lambda: len(servos.sent) > stopped + 20)
+        control.brake()
+    sent = np.radians([goal for _, goal in servos.sent])
+    times = np.array([at for at, _ in servos.sent])
+    late = 0.07  # of the thread, which is no jump
+    assert np.abs(np.diff(sent[:, 0])).max() <= 2.0 * (late + 0.02)  # rad/s
+    assert np.diff(times).max() > 0.3
 
 
 def test_a_leader_of_lerobot_drives_an_arm_of_lerobot_and_is_recorded(plugins: None, tmp_path: Path) -> None:
@@ -173,6 +209,29 @@ def test_a_driver_is_made_from_the_file(tmp_path: Path) -> None:
 def test_errors_in_the_lerobot_section_are_named(tmp_path: Path, change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_robot(so101(tmp_path, **change))
+
+
+@pytest.mark.parametrize(
+    ("changes", "token", "message"),
+    [
+        ({"rate": "50"}, "t", "lerobot.rate: got '50'; expected a number with its unit"),
+        ({}, None, "--token-file "),
+        ({"type": "so109_follower"}, "t", "LeRobot can"),
+    ],
+)
+def test_mistakes_of_the_program_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    changes: dict, token: str | None, message: str,
+) -> None:  # fmt: skip
+    if token:
+        (tmp_path / "token").write_text(token)
+    given = [so101(tmp_path, **changes), "--token-file", tmp_path / "token", "--instruction", "wave"]
+    monkeypatch.setattr("sys.argv", ["real_robot.lerobot", *map(str, given)])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("vla-rl: ")
+    assert message in said
 
 
 def test_a_connection_that_drove_nothing_is_closed(tmp_path: Path) -> None:

@@ -9,20 +9,23 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from policies.bundle import read_bundle_info, save_bundle
+from real_robot.serving.backends import ChunkBackend
 from real_robot.serving.client import PolicyClient
 from real_robot.serving.commands import follow
 from real_robot.serving.protocol import ActRequest, EpisodeEnd, EpisodeOutcome
 from real_robot.serving.registry import load_backend
 from real_robot.serving.server import PolicyServer, ServerConfig
 from real_robot.serving.versions import BundleWatcher, RollbackRule, Versions
+from sims.errors import UserError
 from tests.real_robot.small_policies import other_robot, small_policy
+from tests.real_robot.test_control_thread import wait
 
 TOKEN = "0123456789abcdef"
 
@@ -79,6 +82,26 @@ def test_a_bundle_with_weights_that_are_not_numbers_is_not_served(bundle: Path) 
     time.sleep(2.5)  # longer than it takes to notice a new bundle
     watcher.close()
     assert version(versions) == first != broken
+
+
+def test_a_bundle_whose_export_comes_later_is_served_then(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    versions = Versions(load_backend(bundle))
+    first, tries = version(versions), []
+
+    def load(path: Path) -> ChunkBackend:
+        tries.append(path)
+        if not (path / "policy.onnx").exists():
+            raise UserError("Run: vla-rl export BUNDLE --to onnx")
+        return load_backend(path)
+
+    second = write(bundle, 2)
+    with closing(BundleWatcher(versions, bundle, load)):
+        time.sleep(4.5)
+        assert 1 <= len(tries) <= 3  # with growing pauses
+        assert version(versions) == first
+        (bundle / "policy.onnx").touch()
+        wait(lambda: version(versions) == second)
+    assert len(capsys.readouterr().err.splitlines()) == 2
 
 
 def test_a_version_that_fails_while_it_serves_is_rolled_back_at_once(bundle: Path) -> None:

@@ -16,6 +16,7 @@ from real_robot.safety.filter import SafetyFilter
 from real_robot.safety.kinematics import EndEffectorPoint
 from real_robot.safety.limits import RobotLimits, load_limits, parse_limits, quantity
 from real_robot.safety.stopping import Axis, AxisLimits, along, duration, offset_at
+from real_robot.safety.workspace import WorkspaceClearance
 
 ROBOTS = Path(__file__).parents[2] / "configs" / "robots"
 READY = [0.0, -math.pi / 4, 0.0, -3 * math.pi / 4, 0.0, math.pi / 2, math.pi / 4]
@@ -209,10 +210,11 @@ def test_late_ticks_advance_along_the_stop_path() -> None:
     for k in range(1, 40):
         drive(0.002 * k)
     promised = drive.safety.path()
-    drive.tick += 2
+    drive.tick += 1
     out = drive(None)
     assert reasons(out) == ["missed_ticks", "no_command"]
-    assert out.events[0].value == 2
+    assert out.events[0].value == 1
+    assert not drive.safety.lost
     begin, end = (np.array(point[1:]) for point in promised[-2:])
     at = drive.safety.sent_position(drive.tick / drive.hz)
     if promised[-2].time_s < drive.tick / drive.hz < promised[-1].time_s:
@@ -238,6 +240,16 @@ def test_after_a_long_pause_nothing_is_sent_until_the_arm_was_started_again() ->
     assert safety.at_rest
     safety.start(list(safety.positions), 7.0)
     assert not safety.lost
+
+
+def test_without_a_lead_two_missed_ticks_are_a_pause() -> None:
+    """The next position would be three ticks of motion away."""
+    drive = Drive()
+    for k in range(1, 40):
+        drive(0.002 * k)
+    drive.tick += 2
+    assert reasons(drive(0.08)) == ["missed_ticks", "missed_ticks"]
+    assert drive.safety.lost
 
 
 def test_a_stop_replaces_what_was_sent_and_is_urgent() -> None:
@@ -298,6 +310,24 @@ def test_a_start_holds_where_the_arm_is_unless_it_still_holds_where_it_was_sent(
     assert drive.safety.positions == (0.3,)
     # 0.3 m from rest to rest: at most 1 m/s, 3 m/s^2, and the spline's step of acceleration within 1 ms
     assert drive.safety.path()[0].time_s - 201.0 >= math.sqrt(6 * 0.3 / (10.0 * 0.001)) - 0.1
+
+
+def test_a_start_does_not_mix_where_the_arm_is_and_where_it_was_sent_to_a_pose_outside_the_box() -> None:
+    """A hand moved the shoulder; the base joint is still within 0.02 rad of where it was sent, and kept there."""
+    limits = load_limits(ROBOTS / "franka_panda.yaml")
+    sent = [1.212, 1.145, -1.567, -0.954, -0.709, 3.538, -2.744]
+    measured = [1.193, 1.445, *sent[2:]]
+    box = WorkspaceClearance(limits.workspace, limits.axes)
+    safety = SafetyFilter(limits)
+    safety.start(sent, 0.0)
+    for tick in range(1, 400):
+        now = tick / limits.command_hz
+        safety.filter(None, Measurement(sent, now), now)
+    mix = [sent[0], *measured[1:]]
+    assert abs(sent[0] - measured[0]) < limits.axes[0].hold_tolerance
+    assert box.at(mix)[0] < -0.01
+    safety.start(measured, 5.0)
+    assert safety.positions == tuple(measured)
 
 
 def test_end_effector_position_of_two_known_arms() -> None:

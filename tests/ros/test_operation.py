@@ -21,6 +21,7 @@ from PIL import Image
 
 from episodes.schema import HUMAN
 from episodes.store import EpisodeStore
+from real_robot import teleop
 from real_robot.operation import teleop_session
 from real_robot.robot_file import Robot, load_robot
 from tests.real_robot.test_calibration import write
@@ -131,6 +132,7 @@ def test_a_leader_arm_is_followed_through_the_filter_and_recorded(cell: Cell, tm
 
 def test_the_emergency_stop_and_the_enabling_device_stop_the_arm(cell: Cell) -> None:
     from std_msgs.msg import Bool
+    from std_srvs.srv import Trigger
 
     joints = cell.ask("joints")
     held, loose = {"/estop": Bool(data=False), "/enable": Bool(data=True)}, {"/enable": Bool(data=False)}
@@ -152,6 +154,11 @@ def test_the_emergency_stop_and_the_enabling_device_stop_the_arm(cell: Cell) -> 
             inputs.messages |= fault or {}
             cell.wait(lambda: loop.mode == "stopped" and not loop.live, 10, "the stop")
             assert loop.filter.stopped == reason
+            answer = session._connection._on_release(Trigger.Request(), Trigger.Response())
+            assert (answer.success, answer.message) == (False, reason)
+            with pytest.raises(ValueError, match=reason):
+                teleop._do(session, "c", "hold", "hold")
+            assert loop.mode == "stopped"
             inputs.messages |= held  # letting go does not move the arm
             time.sleep(0.3)
             assert not loop.live

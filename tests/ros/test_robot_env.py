@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from episodes.recorder import RecordedEnv
 from episodes.store import EpisodeStore
@@ -59,6 +63,24 @@ def forward_chunk(steps: int, size: float = 0.5) -> torch.Tensor:
     """Motion forward and down, [1, steps, 7]."""
     action = torch.tensor([size, 0.0, -size, 0.0, 0.0, 0.0, -1.0])
     return action.expand(1, steps, -1).clone()
+
+
+def test_an_image_that_cannot_be_read_is_waited_out(robot: VectorEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    truncated = io.BytesIO()
+    Image.fromarray(np.zeros((48, 64, 3), dtype=np.uint8)).save(truncated, "jpeg")
+    faults = [truncated.getvalue()[:-200]]
+
+    def read(message: Any) -> np.ndarray:
+        if faults:
+            Image.open(io.BytesIO(faults.pop())).load()
+        return image_array(message)
+
+    from real_robot.ros.inputs import image_array
+
+    monkeypatch.setattr("real_robot.ros.inputs.image_array", read)
+    robot.reset(start=start(3))
+    assert robot.observe().images.float().std() > 1.0
+    assert faults == []
 
 
 def test_shapes_types_and_instruction(robot: VectorEnv) -> None:
