@@ -25,26 +25,23 @@ def install(packages: Sequence[str]) -> None:
     def check_many(function: Any = None, *, typechecker: Any) -> Any:
         if function is None:
             return functools.partial(check_many, typechecker=typechecker)
-        check = functools.partial(check_all, function, typechecker=typechecker)
-        return sampled(function, check) if inspect.isfunction(function) else check()
+        checked = check_all(function, typechecker=typechecker)
+        return sampled(function, checked) if inspect.isfunction(function) else checked
 
     # the import hook finds it in the one place, what it does with methods and properties in the other
     jaxtyping.jaxtyped = decorator.jaxtyped = check_many  # type: ignore[assignment]
     jaxtyping.install_import_hook(packages, TYPE_CHECKER)
 
 
-def sampled(function: Callable[..., Any], check: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """``function``, checked in the first calls and in some of the others. The check is prepared at the first call."""
-    calls, checked = 0, None
+def sampled(function: Callable[..., Any], checked: Callable[..., Any]) -> Callable[..., Any]:
+    """``checked`` in the first calls and in some of the others, else ``function``."""
+    calls = 0
 
-    @functools.wraps(function)
+    @functools.wraps(checked)
     def call(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        nonlocal calls, checked
+        nonlocal calls
         calls += 1
-        if calls > ALWAYS and calls % ONE_IN:
-            return function(*args, **kwargs)
-        checked = checked or check()
-        return checked(*args, **kwargs)
+        return (checked if calls <= ALWAYS or calls % ONE_IN == 0 else function)(*args, **kwargs)
 
     return call
