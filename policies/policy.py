@@ -233,7 +233,9 @@ class Policy(OnDevice, ABC, Generic[C, T]):
 
     @abstractmethod
     def bc_loss(self, context: C, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
-        """Behavior cloning loss; ``targets.mask`` is 0 on padding.
+        """Behavior cloning loss: the mean over actions, weighted by ``targets.mask`` [B, H] >= 0 (0: padding).
+
+        The weighted sum is divided by max(1, mask.sum()), as ``masked_mean`` does.
 
         ``context`` is of single observations, encoded from ``initial_state``: cloning does not train memory.
         """
@@ -292,6 +294,11 @@ class LikelihoodModel(Protocol):
 def executed_mask(num_executed: Int[Tensor, " B"], action_horizon: int) -> Bool[Tensor, "B H"]:
     """True for the actions of a chunk that really ran."""
     return torch.arange(action_horizon, device=num_executed.device) < num_executed[:, None]
+
+
+def masked_mean(value: Float[Tensor, "*B A"], mask: Float[Tensor, "*B"] | Bool[Tensor, "*B"]) -> Float[Tensor, ""]:
+    """Mean over A and, weighted by ``mask`` >= 0, over the rest; its sum is divided by max(1, mask.sum())."""
+    return (value.mean(-1) * mask).sum() / mask.sum().clamp(min=1)
 
 
 def keep_committed(
