@@ -123,8 +123,7 @@ def print_comparison(run_dirs: Sequence[Path], console: Console | None = None) -
             gain, low, high = difference(before, after)
             gained = f"{100 * low:+.0f} to {100 * high:+.0f}"
             cells = [_percent(before.success), _percent(after.success), _interval(after), f"{100 * gain:+.0f}", gained]
-        seconds = sum(value for value in run.result.get("wall_s", {}).values() if value)
-        table.add_row(escape(name), *cells, duration(seconds) if seconds else "")
+        table.add_row(escape(name), *cells, duration(run.wall_s) if run.wall_s else "")
     console = console or Console()
     console.print(table)
     found = groups(runs)
