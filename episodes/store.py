@@ -54,8 +54,6 @@ class Selection:
     """Which episodes: all conditions that are not None must hold."""
 
     tasks: tuple[str, ...] | None = None
-    sources: tuple[str, ...] | None = None
-    splits: tuple[str, ...] | None = None
     success: bool | None = None
     folds: tuple[int, ...] | None = None
     ids: frozenset[str] | None = None
@@ -63,8 +61,6 @@ class Selection:
     def matches(self, entry: Entry) -> bool:
         return (
             (self.tasks is None or entry.task in self.tasks)
-            and (self.sources is None or entry.source in self.sources)
-            and (self.splits is None or entry.split in self.splits)
             and (self.success is None or entry.success == self.success)
             and (self.folds is None or entry.fold in self.folds)
             and (self.ids is None or entry.id in self.ids)
