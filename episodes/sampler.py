@@ -163,11 +163,6 @@ class WindowSampler:
     def num_observations(self) -> int:
         return len(self._observations)
 
-    @property
-    def epoch(self) -> float:
-        """Completed epochs, with the fraction of the current one."""
-        return self._position / len(self)
-
     def statistics(self) -> tuple[Float[Tensor, "observations state_dim"], Float[Tensor, "steps action_dim"]]:
         """All states and all actions of the selected episodes, to fit a normalizer."""
         return self._state, self._action

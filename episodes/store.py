@@ -54,8 +54,6 @@ class Selection:
     """Which episodes: all conditions that are not None must hold."""
 
     tasks: tuple[str, ...] | None = None
-    sources: tuple[str, ...] | None = None
-    splits: tuple[str, ...] | None = None
     success: bool | None = None
     folds: tuple[int, ...] | None = None
     ids: frozenset[str] | None = None
@@ -63,8 +61,6 @@ class Selection:
     def matches(self, entry: Entry) -> bool:
         return (
             (self.tasks is None or entry.task in self.tasks)
-            and (self.sources is None or entry.source in self.sources)
-            and (self.splits is None or entry.split in self.splits)
             and (self.success is None or entry.success == self.success)
             and (self.folds is None or entry.fold in self.folds)
             and (self.ids is None or entry.id in self.ids)
@@ -170,20 +166,27 @@ class EpisodeStore:
         )
 
     def label(self, id: str, key: str, value: LabelValue | None, *, author: str) -> None:
-        """Append a label; the episode's file does not change. ``select`` uses ``success`` and ``deleted``."""
+        """Append a label; the episode's file does not change. ``select`` uses ``success`` and ``deleted``.
+
+        EpisodeError for an unknown id.
+        """
         self._lineage(id)
         append_label(self.path, episode=id, key=key, value=value, author=author)
 
     def trim(self, id: str, first: int, end: int, *, author: str) -> None:
         """From now on only control steps ``first`` .. ``end - 1`` are read, by everything that reads this store.
 
-        Steps are counted as ``read`` shows them now. Raises EpisodeError unless both were observed.
+        Steps are counted as ``read`` shows them now. Raises EpisodeError unless both were observed, and for an unknown
+        id.
         """
         start = self._cuttable(id, first, end)
         self.label(id, TRIM, f"{start + first}-{start + end}", author=author)
 
     def split(self, id: str, at: int, *, author: str) -> tuple[str, str]:
-        """From now on two episodes are read: the steps before ``at``, and those from ``at`` on. Returns their ids."""
+        """From now on two episodes are read: the steps before ``at``, and those from ``at`` on. Returns their ids.
+
+        Raises EpisodeError as ``trim`` does.
+        """
         start = self._cuttable(id, 0, at, whole=False)
         self.label(id, SPLIT, start + at, author=author)
         before, after = (part.id for part in self._parts(id) if id in part.lineage)
@@ -203,13 +206,17 @@ class EpisodeStore:
     def undo(self, id: str, *, author: str) -> LabelChange | None:
         """Take back the last label, deletion or cut of the episode that still holds; None if there is none.
 
-        Where a part has none of its own, the last of what it was split from, in the end the split itself.
+        Where a part has none of its own, the last of what it was split from, in the end the split itself. EpisodeError
+        for an unknown id.
         """
         undone = (undo_label(self.path, episode=one, author=author) for one in reversed(self._lineage(id)))
         return next((change for change in undone if change is not None), None)
 
     def history(self, id: str) -> list[LabelChange]:
-        """Every change of the labels of the episode, and of what it was split from; undone ones too, oldest first."""
+        """Every change of the labels of the episode, and of what it was split from; undone ones too, oldest first.
+
+        EpisodeError for an unknown id.
+        """
         return read_history(self.path, set(self._lineage(id)))
 
     def delete(self, id: str, *, author: str) -> None:
@@ -284,6 +291,7 @@ class EpisodeStore:
         return episode_file(self.path, id)
 
     def close(self) -> None:
+        """Close the catalog; arrays that were read stay valid."""
         self._catalog.close()
 
     def __enter__(self) -> EpisodeStore:

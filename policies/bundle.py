@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +20,7 @@ import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor
+from torch import nn
 
 from episodes.files import sync
 from policies.device import CPU, Device
@@ -31,6 +31,7 @@ from sims.errors import UserError
 from sims.numbers.finite import check_tree, is_finite, named_tensors
 
 M = TypeVar("M")
+N = TypeVar("N", bound=nn.Module)
 
 FORMAT = 2
 MANIFEST = "bundle.json"
@@ -69,7 +70,11 @@ class BundleInfo:
 
 def tensors_name(sha256: str) -> str:
     """Of the weights' file in a bundle whose tensors have this hash."""
-    return f"policy-{sha256[:12]}.safetensors"
+    return hashed_name("policy", sha256)
+
+
+def hashed_name(kind: str, sha256: str) -> str:
+    return f"{kind}-{sha256[:12]}.safetensors"
 
 
 def save_bundle(policy: Policy, path: Path, *, provenance: Provenance | None = None) -> BundleInfo:
@@ -79,7 +84,7 @@ def save_bundle(policy: Policy, path: Path, *, provenance: Provenance | None = N
     """
     given = provenance or Provenance()
     check_tree(policy, "policy weight", where=f"bundle {path}")
-    data = save({name: _plain(tensor) for name, tensor in policy.state_dict().items()})
+    data = tensors_of(policy)
     info = BundleInfo(
         format=FORMAT,
         sha256=hashlib.sha256(data).hexdigest(),
@@ -93,7 +98,8 @@ def save_bundle(policy: Policy, path: Path, *, provenance: Provenance | None = N
             created=given.created or datetime.now(UTC).isoformat(timespec="seconds"),
         ),
     )
-    _replace(path, info.tensors, data, json.dumps(asdict(info), indent=2).encode())
+    manifest = json.dumps(asdict(info), indent=2).encode()
+    write_hashed(path / MANIFEST, manifest, kind="policy", sha256=info.sha256, tensors=data)
     for leftover in path.glob(".*.partial"):
         leftover.unlink()
     return info
@@ -107,16 +113,23 @@ def install_bundle(path: Path, *, manifest: bytes, tensors: bytes) -> None:
     sha256 = hashlib.sha256(tensors).hexdigest()
     if json.loads(manifest)["sha256"] != sha256:
         raise BundleError(f"the weights of the bundle for {path} are damaged: sha256 {sha256[:12]}")
-    _replace(path, tensors_name(sha256), tensors, manifest)
+    write_hashed(path / MANIFEST, manifest, kind="policy", sha256=sha256, tensors=tensors)
 
 
-def _replace(path: Path, name: str, tensors: bytes, manifest: bytes) -> None:
-    """Weights before the manifest that names them; then those of the bundle that was there go."""
-    path.mkdir(parents=True, exist_ok=True)
-    write_atomically(path / name, tensors)
-    write_atomically(path / MANIFEST, manifest)
-    for leftover in path.glob("policy-*.safetensors"):
-        if leftover.name != name:
+def tensors_of(module: nn.Module) -> bytes:
+    """Its state as a safetensors file."""
+    with crossing("weights"):
+        return save({name: tensor.detach().to("cpu").contiguous() for name, tensor in module.state_dict().items()})
+
+
+def write_hashed(path: Path, manifest: bytes, *, kind: str, sha256: str, tensors: bytes) -> None:
+    """KIND-HASH.safetensors, then the manifest ``path`` beside it that names it; then other tensors of KIND go."""
+    tensors_path = path.with_name(hashed_name(kind, sha256))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(tensors_path, tensors)
+    write_atomically(path, manifest)
+    for leftover in path.parent.glob(hashed_name(kind, "*")):
+        if leftover != tensors_path:
             leftover.unlink(missing_ok=True)
 
 
@@ -173,31 +186,37 @@ def load_bundle(
     info = read_bundle_info(path)
     if robot is not None and (differences := info.robot.differences(robot)):
         raise BundleError(f"{path} was made for another robot or simulator: {differences}")
-    try:
-        data = (path / info.tensors).read_bytes()
-    except FileNotFoundError:
-        raise BundleError(f"{path} is not a whole bundle: it has no {info.tensors}") from None
-    digest = hashlib.sha256(data).hexdigest()
-    if digest != info.sha256:
-        raise BundleError(
-            f"{path / info.tensors} is truncated or was changed: "
-            f"sha256 {digest[:12]}, the manifest says {info.sha256[:12]}"
-        )
-    try:
-        policy = build_bundled(info.config, info.robot)
-        policy.load_state_dict(load(data))
-    except (SafetensorError, RuntimeError, ValueError) as error:
-        first = str(error).strip().splitlines()
-        detail = first[1].strip() if len(first) > 1 else first[0]  # torch lists every tensor, one a line
-        raise BundleError(f"{path}: the tensors do not fit the config in {MANIFEST}: {detail}") from None
-    if wrong := [name for name, tensor in named_tensors(policy) if not is_finite(tensor)]:
-        raise BundleError(f"{path}: {wrong[0]} and {len(wrong) - 1} other tensors have entries that are not finite")
+    build = partial(build_bundled, info.config, info.robot)
+    policy = read_hashed(
+        path / MANIFEST, build, kind="policy", sha256=info.sha256, what="bundle", error_class=BundleError
+    )
     return device.place(policy).eval()
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    with crossing("weights"):
-        return tensor.detach().to("cpu").contiguous()
+def read_hashed(
+    path: Path, build: Callable[[], N], *, kind: str, sha256: str, what: str, error_class: type[UserError]
+) -> N:
+    """What ``build`` makes, with the tensors that the manifest ``path`` names by their hash. Raises ``error_class``."""
+    tensors = path.with_name(hashed_name(kind, sha256))
+    try:
+        data = tensors.read_bytes()
+    except FileNotFoundError:
+        raise error_class(f"{path.parent} is not a whole {what}: it has no {tensors.name}") from None
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != sha256:
+        raise error_class(
+            f"{tensors} is truncated or was changed: sha256 {digest[:12]}, the manifest says {sha256[:12]}"
+        )
+    try:
+        module = build()
+        module.load_state_dict(load(data))
+    except (SafetensorError, RuntimeError, ValueError) as error:
+        first = str(error).strip().splitlines()
+        detail = first[1].strip() if len(first) > 1 else first[0]  # torch lists every tensor, one a line
+        raise error_class(f"{path.parent}: the tensors do not fit the config in {path.name}: {detail}") from None
+    if wrong := [name for name, tensor in named_tensors(module) if not is_finite(tensor)]:
+        raise error_class(f"{path.parent}: {wrong[0]} has entries that are not finite; make it again")
+    return module
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -15,7 +15,7 @@ from torch.nn import functional
 from episodes.sampler import Targets
 from policies.compact_encoder import CompactEncoder, CompactEncoderConfig, EncodedContext, Encoding, store_encoded
 from policies.normalizer import Normalizer
-from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
+from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed, masked_mean
 from sims.numbers.ranges import Depth, Interval, PositiveFloat, Width
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
@@ -121,7 +121,7 @@ class CategoricalPolicy(Policy[EncodedContext, TokenTrace]):
         loss = functional.cross_entropy(
             self._logits(context).movedim(-1, 1), self._to_tokens(targets.action), reduction="none"
         )
-        return (loss.mean(-1) * targets.mask).sum() / targets.mask.sum().clamp(min=1)
+        return masked_mean(loss, targets.mask)
 
     def _logits(self, context: EncodedContext) -> Float[Tensor, "B H A bins"]:
         queries = self.queries.expand(len(context), -1, -1)

@@ -161,7 +161,7 @@ class CameraEncoder(nn.Module):
             self.blocks.append(nn.Sequential(*[_ConvBlock(width) for _ in range(depth)]))
         self.norm = nn.LayerNorm(widths[-1])
         maps = config.queries * config.query_heads
-        self.queries, self.maps = config.queries, maps
+        self.queries = config.queries
         self.reader = WordReader(config.text_width, maps)
         self.query = nn.Parameter(torch.empty(maps, config.text_width, widths[-1]))
         self.query_bias = nn.Parameter(torch.empty(maps, widths[-1]))

@@ -14,7 +14,7 @@ from torch.distributions import Normal
 
 from episodes.sampler import Targets
 from policies.normalizer import Normalizer
-from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
+from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed, masked_mean
 from sims.numbers.ranges import PositiveFloat, Width
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
@@ -108,7 +108,7 @@ class GaussianPolicy(Policy[StateContext, DrawnAction]):
     def bc_loss(self, context: StateContext, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
         """Mean squared error of the mean over valid actions."""
         error = self._mean(context) - self.normalizer.normalize_action(targets.action)
-        return (error.square().mean(-1) * targets.mask).sum() / targets.mask.sum().clamp(min=1)
+        return masked_mean(error.square(), targets.mask)
 
     def _mean(self, context: StateContext) -> Float[Tensor, "B H A"]:
         with self.autocast():

@@ -136,17 +136,25 @@ class Policy(OnDevice, ABC, Generic[C, T]):
 
     @abstractmethod
     def encode(self, obs: Observation, state: TensorDataclass) -> tuple[C, TensorDataclass]:
-        """Context of ``obs`` [B], and the memory after it. Once per observation; differentiable."""
+        """Context of ``obs`` [B], and the memory after it. Once per observation; differentiable.
+
+        Images [B, cameras, height, width, 3] uint8 and state [B, state_dim] as of ``spec.robot``, not normalized.
+        """
 
     @abstractmethod
     def sample(self, context: C, generator: torch.Generator) -> ActionSample:
-        """Explore: an action chunk and what scores it again. Builds no graph."""
+        """Explore: an action chunk and what scores it again. Builds no graph.
+
+        UserError where the policy has no likelihood, such as one that regresses actions.
+        """
 
     @torch.no_grad()
     def act(
         self, context: C, generator: torch.Generator, prefix: Float[Tensor, "B P A"] | None = None
     ) -> Float[Tensor, "B H A"]:
         """Deploy: the chunk without exploration noise, environment units, in [-1, 1].
+
+        Every action of it lasts 1 / ``spec.robot.control_hz`` seconds.
 
         ``prefix``: actions already committed, returned unchanged. ValueError if longer than ``spec.max_prefix``.
         """
@@ -194,8 +202,10 @@ class Policy(OnDevice, ABC, Generic[C, T]):
         """
 
     def plan_storage(self, records: int, *, in_host: bool = False) -> None:
-        """About to ``store`` as many records, which are kept together: choose where they fit. ``in_host``: a replay
-        keeps them, in the host's memory."""
+        """Told before so many contexts are stored and kept together, so that ``store`` chooses where they fit.
+
+        ``in_host``: a replay keeps them, in the host's memory.
+        """
         return
 
     @abstractmethod
@@ -204,7 +214,7 @@ class Policy(OnDevice, ABC, Generic[C, T]):
 
     @abstractmethod
     def log_prob(self, context: C, trace: T) -> Float[Tensor, "B S H A"]:
-        """Per element, float32, differentiable; the same code as ``sample``."""
+        """Per element, float32, differentiable; the same code as ``sample``. UserError as there."""
 
     def counted(self, trace: T, num_executed: Int[Tensor, " B"]) -> Bool[Tensor, "B S H"]:
         """The elements of ``log_prob`` that belong to the likelihood of what was executed.
@@ -233,7 +243,9 @@ class Policy(OnDevice, ABC, Generic[C, T]):
 
     @abstractmethod
     def bc_loss(self, context: C, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
-        """Behavior cloning loss; ``targets.mask`` is 0 on padding.
+        """Behavior cloning loss: the mean over actions, weighted by ``targets.mask`` [B, H] >= 0 (0: padding).
+
+        The weighted sum is divided by max(1, mask.sum()), as ``masked_mean`` does.
 
         ``context`` is of single observations, encoded from ``initial_state``: cloning does not train memory.
         """
@@ -292,6 +304,11 @@ class LikelihoodModel(Protocol):
 def executed_mask(num_executed: Int[Tensor, " B"], action_horizon: int) -> Bool[Tensor, "B H"]:
     """True for the actions of a chunk that really ran."""
     return torch.arange(action_horizon, device=num_executed.device) < num_executed[:, None]
+
+
+def masked_mean(value: Float[Tensor, "*B A"], mask: Float[Tensor, "*B"] | Bool[Tensor, "*B"]) -> Float[Tensor, ""]:
+    """Mean over A and, weighted by ``mask`` >= 0, over the rest; its sum is divided by max(1, mask.sum())."""
+    return (value.mean(-1) * mask).sum() / mask.sum().clamp(min=1)
 
 
 def keep_committed(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+FLOOR = 0.05
 
-def cosine_schedule(step: int, *, steps: int, warmup: int, floor: float = 0.05) -> float:
-    """Factor on the learning rate: linear warm-up, then half a cosine down to ``floor``."""
+
+def cosine_schedule(step: int, *, steps: int, warmup: int) -> float:
+    """Factor on the learning rate: linear warm-up, then half a cosine down to ``FLOOR``."""
     if step < warmup:
         return (step + 1) / warmup
     progress = (step - warmup) / max(1, steps - warmup)
-    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    return FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))

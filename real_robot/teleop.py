@@ -30,6 +30,7 @@ from real_robot.robot_file import Robot
 KEYS = ("qa", "ws", "ed", "rf", "tg", "hb", "uj", "ik", "ol")  # one pair per dimension: more, less
 COMMANDS = {"n": "new episode", "y": "success", "x": "failure", " ": "stop", "c": "resume after a stop", "0": "quit"}
 HELP = "   ".join(f"{'SPACE' if key == ' ' else key} {meaning}" for key, meaning in COMMANDS.items())
+KEY_SIZE = 0.5  # of the action of a key that is held
 OUTSIDE = 1.0 + 1e-3  # an action that is a position can only be met by a motion
 POSITION_SPEED = 0.4  # [1/s] of an action that is a position: five seconds from -1 to 1
 
@@ -40,9 +41,9 @@ class KeyboardInput:
     ``motions``: which keys move what; ``commands``: other keys that were pressed.
     """
 
-    def __init__(self, stream: TextIO, action_dim: int, *, size: float = 0.5) -> None:
+    def __init__(self, stream: TextIO, action_dim: int) -> None:
         self.commands: list[str] = []
-        self._stream, self._size = stream, size
+        self._stream = stream
         self._pressed = np.zeros(action_dim, dtype=np.float32)
         self._seen_s = -INPUT_AGE_S
         self._meaning = {pair[i]: (dim, (1, -1)[i]) for dim, pair in enumerate(KEYS[:action_dim]) for i in (0, 1)}
@@ -60,7 +61,7 @@ class KeyboardInput:
                 continue
             dim, sign = self._meaning[key]
             pressed = np.zeros_like(self._pressed)
-            pressed[dim] = sign * self._size
+            pressed[dim] = sign * KEY_SIZE
             self._pressed, self._seen_s = pressed, time.monotonic()
 
 

@@ -143,18 +143,23 @@ class VectorEnv(Protocol):
     spec: EnvSpec
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
-        """Start environment ``env_ids[i]`` (default: all in order) at ``start[i]``, which determines all randomness."""
+        """Start environment ``env_ids[i]`` (default: all in order) at ``start[i]``, which determines all randomness.
+
+        Give one start per environment, with tasks of ``spec.tasks``: some environments raise ValueError, others do
+        not check.
+        """
         ...
 
     def step(self, action: Float[Tensor, "N A"]) -> Step:
-        """One control step of every environment; action: float32 in [-1, 1].
+        """One control step of every environment; action: float32 in [-1, 1]. The result's tensors are [N].
 
+        What an action outside the range or a NaN does is up to the environment; no caller may rely on it.
         A finished environment does not change: reward 0, its flags stay.
         """
         ...
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
-        """The present observations of ``env_ids`` (default: all). Images are rendered here only."""
+        """Present, of the n ``env_ids`` (default: all): shapes [n, ...]. Images are rendered here only."""
         ...
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:

@@ -18,10 +18,7 @@ from torch import Tensor, nn
 
 from episodes.sampler import Targets
 from policies.denoising.chunk_policy import DenoisedChunks
-from policies.denoising.denoise import (
-    Predict,
-    masked_square,
-)
+from policies.denoising.denoise import Predict
 from policies.denoising.kernels import (
     DDIMConfig,
     DDPMConfig,
@@ -33,7 +30,7 @@ from policies.denoising.kernels import (
 from policies.denoising.objectives import DiffusionConfig, FlowMatchingConfig, build_objective
 from policies.gaussian import StateContext
 from policies.normalizer import Normalizer
-from policies.policy import PolicySpec, RobotSpec
+from policies.policy import PolicySpec, RobotSpec, masked_mean
 from sims.numbers.ranges import Width
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
@@ -152,7 +149,8 @@ class DenoisingMLP(DenoisedChunks[StateContext]):
         noise = torch.randn(clean.shape, generator=generator, device=self.device)
         t = self.objective.draw_time(clean.shape[:2], generator, self.device)
         x_t, target = self.objective.corrupt(clean, noise, t[..., None, None])
-        return masked_square(self.denoiser(x_t, t, context.state).target - target, targets.mask[:, None])
+        error = self.denoiser(x_t, t, context.state).target - target
+        return masked_mean(error.square(), targets.mask[:, None])
 
     def predict(self, context: StateContext) -> Predict:
         return self._bind(self.denoiser, context)

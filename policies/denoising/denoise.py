@@ -109,11 +109,6 @@ def no_prediction(x_t: Tensor, t: Tensor) -> Prediction:
     return Prediction(target=torch.zeros_like(x_t))
 
 
-def masked_square(error: Tensor, weight: Tensor) -> Tensor:
-    """Mean square of error [B, S, H, A] over A and over the weighted rest, weight [B, S, H]."""
-    return (error.square().mean(-1) * weight).sum() / weight.sum().clamp(min=1)
-
-
 def counted_transitions(
     kernel: Kernel, trace: DenoisingTrace, num_executed: Int[Tensor, " B"]
 ) -> Bool[Tensor, "B S H"]:

@@ -18,6 +18,8 @@ from policies.denoising.denoise import Predict
 from policies.denoising.kernels import Prediction
 from sims.devices.crossing import crossing
 
+MAX_GUIDANCE = 5.0  # the paper's beta
+
 
 def guidance_weights(horizon: int, *, delay: int, execute_steps: int, leftover: int) -> Float[Tensor, " H"]:
     """How firmly each action of the new chunk is tied to the old one (the paper's soft mask).
@@ -45,7 +47,6 @@ def guided(
     *,
     previous: Float[Tensor, "B 1 H A"],
     weights: Float[Tensor, " H"],
-    max_guidance: float = 5.0,
     jacobian: Literal["true", "identity"] = "true",
 ) -> Predict:
     """``predict``, which gives velocities, steered towards ``previous`` where ``weights`` ask for it.
@@ -69,7 +70,7 @@ def guided(
                 clean = x - time * v
                 error = weights[:, None] * (previous - clean.detach())
                 (correction,) = torch.autograd.grad(clean, x, error)
-        return Prediction(target=v.detach() - guidance_strength(time, max_guidance) * correction)
+        return Prediction(target=v.detach() - guidance_strength(time, MAX_GUIDANCE) * correction)
 
     return steered
 

@@ -24,10 +24,7 @@ from policies.compact_encoder import (
 )
 from policies.denoising.action_expert import ActionExpert, ActionExpertConfig, Prefill
 from policies.denoising.chunk_policy import DenoisedChunks
-from policies.denoising.denoise import (
-    Predict,
-    masked_square,
-)
+from policies.denoising.denoise import Predict
 from policies.denoising.guidance import guided
 from policies.denoising.kernels import (
     DDIMConfig,
@@ -41,7 +38,7 @@ from policies.denoising.kernels import (
 )
 from policies.denoising.objectives import DiffusionConfig, FlowMatching, FlowMatchingConfig, build_objective
 from policies.normalizer import Normalizer
-from policies.policy import PolicySpec, RobotSpec, is_trained
+from policies.policy import PolicySpec, RobotSpec, is_trained, masked_mean
 from sims.numbers.ranges import Count, NonNegativeFloat, Share, Width
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
@@ -228,7 +225,8 @@ class DenoisingPolicy(DenoisedChunks[EncodedContext], HasCompactEncoder):
         prefill = self._prefill(context.encoding, self.expert)
         error = self._bind(self.expert, prefill)(x_t, t).target - target
         anchor_error = prefill.anchor.float() - clean[:, :1]
-        loss = masked_square(error, weight) + self.config.anchor_weight * masked_square(anchor_error, mask[:, None])
+        anchor_loss = masked_mean(anchor_error.square(), mask[:, None])
+        loss = masked_mean(error.square(), weight) + self.config.anchor_weight * anchor_loss
         if targets.future is not None and is_trained(self.forecast):
             reached = self.normalizer.normalize_state(targets.future)[..., : self.forecast.dims]
             with self.autocast():

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from episodes.sampler import Targets
 from policies.denoising.chunk_policy import DenoisedChunks
-from policies.denoising.denoise import DenoisingTrace, Predict, masked_square
+from policies.denoising.denoise import DenoisingTrace, Predict
 from policies.denoising.executed import ExecutedOnly
 from policies.denoising.kernels import (
     FlowCPSConfig,
@@ -35,7 +35,7 @@ from policies.denoising.kernels import (
 from policies.denoising.objectives import FlowMatching, FlowMatchingConfig
 from policies.device import Precision
 from policies.normalizer import Normalizer
-from policies.policy import PolicySpec, RobotSpec
+from policies.policy import PolicySpec, RobotSpec, masked_mean
 from policies.pretrained.checkpoint import Layout, PublishedWeights, load_published
 from policies.pretrained.context import PrefixCache, VLAContext
 from policies.pretrained.convention import Convention
@@ -216,7 +216,7 @@ class FlowVLA(KeptPrefix[VLAContext, DenoisingTrace], DenoisedChunks[VLAContext]
         t = MIN_TIME + (1 - MIN_TIME) * self.objective.draw_time(shape[:2], generator, clean.device)
         x_t, target = self.objective.corrupt(clean.unsqueeze(1).expand(shape), noise, t[..., None, None])
         error = self.predict(context)(x_t, t).target - target
-        return masked_square(error, mask.unsqueeze(1).expand(shape[:3]))
+        return masked_mean(error.square(), mask.unsqueeze(1).expand(shape[:3]))
 
     def _to_chunk(
         self, targets: Targets, state: Float[Tensor, "B state_dim"]

@@ -39,7 +39,7 @@ from episodes.sampler import Targets
 from policies.compact_encoder import CompactEncoder, CompactEncoderConfig
 from policies.denoising.kernels import LOG_SQRT_2PI
 from policies.normalizer import Normalizer, normalizer_of
-from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, is_trained, keep_committed
+from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, is_trained, keep_committed, masked_mean
 from policies.registry import POLICIES, PolicyConfig, build_policy
 from policies.residual.network import LEAST_SPREAD, TRUNK_WIDTH, is_unscaled, mlp, trunk
 from policies.residual.on_base import OnBase
@@ -331,7 +331,7 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
     def bc_loss(self, context: ResidualContext, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
         """Mean squared error of the corrected action over valid actions."""
         error = self._executed(context, self.mean_action(context)) - targets.action
-        return (error.square().mean(-1) * targets.mask).sum() / targets.mask.sum().clamp(min=1)
+        return masked_mean(error.square(), targets.mask)
 
     # -- the network --------------------------------------------------------------------------------------------------
 

@@ -53,6 +53,8 @@ _SETTLED_S = 0.5
 class SafetyFilter:
     """One robot's filter. Call it every tick, with or without a command; it keeps the motion.
 
+    ``lead_s`` is rounded to whole ticks; positions are in the units of their axes, rad or m.
+
     Ticks are on the grid start + k / command_hz. A late call has missed ticks: what was sent before ended in a stop, so
     the points of the missed ticks brake. ``speed_scale`` in (0, 1] lowers the speed of every joint.
     ``lost``: after a pause; what was sent is no longer known, so nothing may be sent before the next ``start``.

@@ -125,20 +125,17 @@ def test_selection(tmp_path):
             [
                 make_episode(seed=0),
                 make_episode(seed=1, task="lift"),
-                make_episode(seed=2, source="policy"),
-                make_episode(seed=3, split="test"),
-                make_episode(seed=4, success=failed),
+                make_episode(seed=2, success=failed),
             ]
         )
 
         def seeds(**where):
             return [entry.seed for entry in store.select(Selection(**where))]
 
-        assert seeds() == [0, 1, 2, 3, 4]
+        assert seeds() == [0, 1, 2]
         assert seeds(tasks=("lift",)) == [1]
-        assert seeds(sources=("policy", "human")) == [2]
-        assert seeds(splits=("train",), success=True) == [0, 1, 2]
-        assert seeds(success=False) == [4]
+        assert seeds(tasks=("push",), success=True) == [0]
+        assert seeds(success=False) == [2]
 
 
 # -- labels --------------------------------------------------------------------------------------------------------

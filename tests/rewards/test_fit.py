@@ -143,7 +143,7 @@ def truncate(folder: Path) -> None:
         (lambda folder: edit(folder, "limits", 1), "limits: unknown key"),
         (lambda folder: edit(folder, "format", 0), "has format 0; this version reads 1"),
         (lambda folder: edit(folder, "sensors", {"cameras": ["front"], "image_size": [16, 16], "state_dim": 2}),
-         "do not fit the settings"),
+         "do not fit the config"),
         (truncate, "truncated or was changed"),
         (not_a_number, "threshold has entries that are not finite"),
     ],

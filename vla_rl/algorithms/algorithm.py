@@ -16,28 +16,34 @@ Metrics = dict[str, float]
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """Improves ``policy`` in the environment of ``collector``.
-
-    ``state_dict`` / ``load_state_dict`` are exact, and leave the collector to the runner, which restores it first.
-    """
+    """Improves ``policy`` in the environment of ``collector``."""
 
     policy: Policy
     iteration: int
 
     @property
-    def collector(self) -> Rollouts: ...
+    def collector(self) -> Rollouts:
+        """What acts. Its state is the runner's to save."""
+        ...
 
     def iterate(self) -> Metrics:
-        """Collect, learn, count one iteration. The metrics have ``control_steps``, and ``success`` where it acted."""
+        """Collect, learn, count one iteration. The metrics have ``control_steps``, and ``success`` where it acted.
+
+        UserError where nothing can be learned, NotFinite where a number of the rollout or the update is not finite.
+        """
         ...
 
     def deployed(self) -> Policy:
         """The policy that is evaluated and shipped: the averaged weights where an average is kept."""
         ...
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """All that later iterations depend on, except the collector's state."""
+        ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there to the bit; the collector is restored before. UserError where recorded data are others."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from episodes.sampler import Targets
 from episodes.schema import ACTORS
-from policies.policy import Policy, executed_mask, trained_parameters
+from policies.policy import Policy, executed_mask, masked_mean, trained_parameters
 from policies.residual.best_of import BestOfPolicy
 from policies.residual.conditioned import ConditionedPolicy
 from policies.residual.critic_guided import CriticGuided
@@ -261,4 +261,4 @@ def distance_from_recorded(
 ) -> Float[Tensor, ""]:
     """Mean square over the actions that were executed in the ``chosen`` chunks; 0 where there are none."""
     mask = executed_mask(batch.num_executed, error.shape[1]) & chosen[:, None]
-    return (error.square().mean(-1) * mask).sum() / mask.sum().clamp(min=1)
+    return masked_mean(error.square(), mask)

@@ -26,6 +26,8 @@ from sims.errors import UserError
 from vla_rl.bench.options import EXAMPLE_ROBOT, BenchOptions
 from vla_rl.bench.record import Row, row
 
+REPEATS = 200
+
 
 def bench_latency(options: BenchOptions) -> list[Row]:
     return latency_rows(options.bundle)
@@ -67,8 +69,8 @@ def copy_bundle(bundle: Path | None, copy: Path) -> Path:
     return copy
 
 
-def request_seconds(backend: ChunkBackend, *, repeats: int = 200) -> list[float]:
-    """Seconds of each of ``repeats`` answers, after ten to warm up."""
+def request_seconds(backend: ChunkBackend) -> list[float]:
+    """Seconds of each of ``REPEATS`` answers, after ten to warm up."""
     hello = backend.hello
     height, width = hello.image_size
     request = ActRequest(
@@ -82,7 +84,7 @@ def request_seconds(backend: ChunkBackend, *, repeats: int = 200) -> list[float]
         execute_steps=hello.action_horizon,
     )
     times, state = [], backend.initial_state()
-    for _ in range(repeats + 10):
+    for _ in range(REPEATS + 10):
         started = time.perf_counter()
         backend.act(request, state)
         times.append(time.perf_counter() - started)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional, arg
@@ -13,8 +14,6 @@ from tyro.conf import Positional, arg
 from sims.errors import UserError
 from sims.numbers.ranges import PositiveInt, Seed
 from vla_rl.cli.arguments import Json, load_experiment
-
-C = TypeVar("C")
 
 
 @dataclass(frozen=True)
@@ -63,36 +62,32 @@ class Reward:
         print(json.dumps(report) if self.json else _summary(report))
 
     def _fit(self) -> dict[str, Any]:
-        from policies.device import select_device
         from vla_rl.rewards.classifier import SuccessClassifierConfig
         from vla_rl.runners.reward import fit_classifier
 
-        config, folder = self._settings(SuccessClassifierConfig, "success_classifier")
-        return fit_classifier(config, self.paths, folder, seed=self.seed, device=select_device(self.device))
+        return self._fitted(fit_classifier, SuccessClassifierConfig, "success_classifier")
 
     def _fit_progress(self) -> dict[str, Any]:
-        from policies.device import select_device
         from vla_rl.rewards.progress.model import ProgressConfig
         from vla_rl.runners.progress import fit_progress
 
-        config, folder = self._settings(ProgressConfig, "progress")
-        return fit_progress(config, self.paths, folder, seed=self.seed, device=select_device(self.device))
+        return self._fitted(fit_progress, ProgressConfig, "progress")
 
     def _fit_preferences(self) -> dict[str, Any]:
-        from policies.device import select_device
         from vla_rl.rewards.preferences.model import PreferenceConfig
         from vla_rl.runners.preferences import fit_preferences
 
-        config, folder = self._settings(PreferenceConfig, "preferences")
-        return fit_preferences(config, self.paths, folder, seed=self.seed, device=select_device(self.device))
+        return self._fitted(fit_preferences, PreferenceConfig, "preferences")
 
-    def _settings(self, cls: type[C], name: str) -> tuple[C, Path]:
-        """Of a fit, and its folder; ``name``: of both unless they are given."""
+    def _fitted(self, fit: Callable[..., dict[str, Any]], cls: type[Any], name: str) -> dict[str, Any]:
+        """The report of ``fit`` with its settings; ``name``: of these and of its folder unless they are given."""
+        from policies.device import select_device
         from vla_rl.config.loader import load_config
         from vla_rl.config.packaged import find_config
 
         config = load_config(cls, find_config(self.config or Path(name), "rewards"), self.overrides)
-        return config, self.out or Path("runs") / name
+        folder = self.out or Path("runs") / name
+        return fit(config, self.paths, folder, seed=self.seed, device=select_device(self.device))
 
     def _evaluate(self) -> dict[str, Any]:
         from policies.device import select_device

@@ -20,7 +20,7 @@ from vla_rl.doctor.journeys import check_journeys
 from vla_rl.doctor.optional import check_optional
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    pass
 
 BALL = (
     "<mujoco><worldbody><light pos='0 0 3'/><geom type='plane' size='1 1 .1' rgba='.2 .3 .8 1'/>"
@@ -60,7 +60,7 @@ SIMULATOR_FIXES = {  # where the next step is not to install it
 }
 
 
-def run_checks(run: Path | None = None) -> list[Check]:
+def run_checks(run: Path | None) -> list[Check]:
     """Every check in order; with ``run``, also the log-probability audit of that run's policy.
 
     Raises UserError where ``run`` is not the folder of a run with a policy.
@@ -77,7 +77,7 @@ def run_checks(run: Path | None = None) -> list[Check]:
     return [*checks, check_log_probs(run)] if run is not None else checks
 
 
-def print_checks(checks: Sequence[Check], console: Console | None = None) -> None:
+def print_checks(checks: Sequence[Check]) -> None:
     """A table, and below it the next step for everything that is not ok."""
     from rich.console import Console
     from rich.markup import escape
@@ -88,7 +88,7 @@ def print_checks(checks: Sequence[Check], console: Console | None = None) -> Non
     for check in checks:
         color = colors[check["status"]]
         table.add_row(check["name"], f"[{color}]{check['status']}[/]", escape(check["detail"]))
-    console = console or Console()
+    console = Console()
     console.print(table, "")
     for check in checks:
         if check["fix"] and check["status"] != "ok":

@@ -57,13 +57,12 @@ def _runs_table(runs: Mapping[str, RunData], colors: Mapping[str, int]) -> str:
     for name, run in runs.items():
         before, after = run.before, run.after
         gain = signed(difference(before, after)[0]) if before and after else ABSENT
-        seconds = sum(value for value in run.result.get("wall_s", {}).values() if value)
         cells = [
             str(len(run.metrics)),
             rate_cell(before),
             rate_cell(after),
             gain,
-            duration(seconds) if seconds else ABSENT,
+            duration(run.wall_s) if run.wall_s else ABSENT,
         ]
         rows.append(
             f'<tr><td><span class="swatch t{colors[name]}"></span>{escape(name)}</td>'

@@ -11,16 +11,16 @@ from vla_rl.report.pieces import (
     PALETTE,
     card,
     curve,
-    figure,
     interval,
     metric_figure,
     rate_cell,
     section,
     signed,
+    success_figure,
     video,
 )
 from vla_rl.report.run_data import Rate, Round, RunData, series
-from vla_rl.report.svg import line_chart, percent
+from vla_rl.report.svg import percent
 
 THRESHOLDS = "max_hallucinated", "min_success_auc", "max_delta_success"
 VALIDATED = {"validate_clone": "after cloning its successes", "validate": "after imagined training"}
@@ -183,10 +183,7 @@ def _success(rounds: Sequence[Round]) -> str:
         for number, one in enumerate(rounds)
         for line in curve(series(one.metrics, "success"), label=f"round {number}", color=number % PALETTE)
     ]
-    if not lines:
-        return ""
-    chart = line_chart(lines, title="Success of imagined episodes", y=(0.0, 1.0), format_y=percent)
-    return figure("Success of imagined episodes", chart, {line.label: line.color for line in lines if not line.faint})
+    return success_figure("Success of imagined episodes", lines)
 
 
 def _videos(rounds: Sequence[Round]) -> str:

@@ -21,12 +21,13 @@ from vla_rl.report.pieces import (
     rate_cell,
     section,
     signed,
+    success_figure,
     time_bar,
     tone,
     video,
 )
 from vla_rl.report.run_data import Points, Rate, RunData, difference, per_task, series
-from vla_rl.report.svg import Line, interval_chart, line_chart, percent, stacked_area
+from vla_rl.report.svg import Line, interval_chart, percent, stacked_area
 
 FEATURED = {  # metric -> title, and how to read it
     "kl": ("KL to the rollout's policy", "how far one update changes the policy; it should not keep rising"),
@@ -77,14 +78,13 @@ def _headline(run: RunData) -> str:
         done = len(run.metrics)
         return f'<p class="lead">No final evaluation yet: {done} iteration{"s" * (done != 1)} recorded so far.</p>'
     gain, low, high = difference(before, after)
-    seconds = sum(value for value in run.result.get("wall_s", {}).values() if value)
     cards = [
         card(percent(before.success), f"success before RL<br>{interval(before)}", css="plain"),
         card(percent(after.success), f"success after RL<br>{interval(after)}", css="main"),
         card(signed(gain), f"gain in percentage points<br>95 %: {signed(low)} to {signed(high)}", tone=tone(low, high)),
     ]
-    if seconds:
-        cards.append(card(duration(seconds), "wall time of the whole run"))
+    if run.wall_s:
+        cards.append(card(duration(run.wall_s), "wall time of the whole run"))
     return f'<div class="cards">{"".join(cards)}</div><p class="lead">{escape(_conclusion(run, gain, low, high))}</p>'
 
 
@@ -194,10 +194,7 @@ def _success_figure(run: RunData) -> str:
     if checks:
         points, intervals = checks
         lines.append(Line(label="deployed policy, validation starts", points=points, color=1, interval=intervals))
-    if not lines:
-        return ""
-    chart = line_chart(lines, title="Success", y=(0.0, 1.0), format_y=percent)
-    return figure("Success", chart, {line.label: line.color for line in lines if not line.faint})
+    return success_figure("Success", lines)
 
 
 def validation(run: RunData) -> tuple[Points, list[tuple[float, float]]] | None:
@@ -218,10 +215,7 @@ def _validation_figure(run: RunData) -> str:
         for index, name in enumerate(names)
         if len(points := run.points(name)) > 1
     ]
-    if not lines:
-        return ""
-    chart = line_chart(lines, title="Validation per task", y=(0.0, 1.0), format_y=percent)
-    return figure("Validation per task", chart, {line.label: line.color for line in lines})
+    return success_figure("Validation per task", lines)
 
 
 def _videos(run: RunData) -> str:
@@ -241,9 +235,8 @@ def _videos(run: RunData) -> str:
 
 
 def _time(run: RunData) -> str:
-    stages = {name: value for name, value in run.result.get("wall_s", {}).items() if value}
     bars = [
-        time_bar("Stages of the run", stages),
+        time_bar("Stages of the run", run.stage_s),
         time_bar("An iteration", stage_seconds(run, "time/"), "Mean over all iterations. idle: waiting for rollouts."),
         time_bar("An iteration of a collector", stage_seconds(run, "collectors/"), "Mean over collectors."),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -107,6 +107,14 @@ def metric_figure(points: Points, *, title: str, hint: str = "", color: int = AF
     chart = line_chart(curve(points, label=title, color=color), title=title, x_label=x_label)
     note = f'<p class="note">{escape(hint)}</p>' if hint else ""
     return figure(title, chart + note, {})
+
+
+def success_figure(title: str, lines: Sequence[Line]) -> str:
+    """Rates of success from 0 to 1, with a legend; nothing where there are no lines."""
+    if not lines:
+        return ""
+    chart = line_chart(lines, title=title, y=(0.0, 1.0), format_y=percent)
+    return figure(title, chart, {line.label: line.color for line in lines if not line.faint})
 
 
 def curve(points: Points, *, label: str, color: int) -> list[Line]:

@@ -70,6 +70,16 @@ class RunData:
     def after(self) -> Rate | None:
         return Rate.of(self.result["rl"]) if "rl" in self.result else None
 
+    @property
+    def stage_s(self) -> dict[str, float]:
+        """Wall time of every stage that took some; empty until the run is complete."""
+        return {name: value for name, value in self.result.get("wall_s", {}).items() if value}
+
+    @property
+    def wall_s(self) -> float:
+        """Of all stages; 0 until the run is complete."""
+        return sum(self.stage_s.values())
+
     def points(self, name: str) -> Points:
         """(iteration, value) wherever ``name`` was recorded and finite."""
         return series(self.metrics, name)

@@ -148,17 +148,13 @@ def scatter_chart(
     title: str,
     marks: Sequence[tuple[float, str]],
     x_label: str,
-    color: int = 0,
-    format_y: Format = number,
 ) -> str:
-    """(x, y, name) as dots; ``marks``: (x, text) below the axis, whose first and last are its ends."""
+    """(x, y, name) as dots, y a share; ``marks``: (x, text) below the axis, whose first and last are its ends."""
     low, high = marks[0][0], marks[-1][0]
     margin = 0.05 * (high - low) or 0.5
-    axes = Axes(
-        x=(low - margin, high + margin), y=_range([y for _, y, _ in points]), format_y=format_y, x_label=x_label
-    )
+    axes = Axes(x=(low - margin, high + margin), y=_range([y for _, y, _ in points]), format_y=percent, x_label=x_label)
     dots = [
-        f'<g><title>{escape(name)}</title><circle class="dot f{color}" cx="{axes.at_x(x):.1f}" '
+        f'<g><title>{escape(name)}</title><circle class="dot f0" cx="{axes.at_x(x):.1f}" '
         f'cy="{axes.at_y(y):.1f}" r="5"/></g>'
         for x, y, name in points
     ]

@@ -119,7 +119,7 @@ def _over_setting(complete: Sequence[Trial], name: str, values: Any) -> str:
         points = [(float(values.index(trial["settings"][name])), trial) for trial in complete]
     dots = [(x, trial["value"], f"trial {trial['trial']}: {percent(trial['value'])}") for x, trial in points]
     short = name.rpartition(".")[2]
-    chart = scatter_chart(dots, title=f"Objective over {name}", marks=marks, x_label=short, format_y=percent)
+    chart = scatter_chart(dots, title=f"Objective over {name}", marks=marks, x_label=short)
     return figure(name, chart, {})
 
 

@@ -123,8 +123,7 @@ def print_comparison(run_dirs: Sequence[Path], console: Console | None = None) -
             gain, low, high = difference(before, after)
             gained = f"{100 * low:+.0f} to {100 * high:+.0f}"
             cells = [_percent(before.success), _percent(after.success), _interval(after), f"{100 * gain:+.0f}", gained]
-        seconds = sum(value for value in run.result.get("wall_s", {}).values() if value)
-        table.add_row(escape(name), *cells, duration(seconds) if seconds else "")
+        table.add_row(escape(name), *cells, duration(run.wall_s) if run.wall_s else "")
     console = console or Console()
     console.print(table)
     found = groups(runs)
@@ -138,7 +137,7 @@ def print_comparison(run_dirs: Sequence[Path], console: Console | None = None) -
     console.print(together)
 
 
-def print_sweep(result: Mapping[str, Any], console: Console | None = None) -> None:
+def print_sweep(result: Mapping[str, Any]) -> None:
     """``result`` as ``vla-rl sweep --json`` prints it, best trial first."""
     trials = result["trials"]
     names = list(result["settings"])
@@ -149,7 +148,7 @@ def print_sweep(result: Mapping[str, Any], console: Console | None = None) -> No
         settings = [escape(f"{one:.4g}" if isinstance(one, float) else str(one)) for one in trial["settings"].values()]
         note = escape(trial["message"])
         table.add_row(str(trial["trial"]), trial["state"], value, *settings, duration(trial["seconds"]), note)
-    (console or Console()).print(table)
+    Console().print(table)
 
 
 def print_bench(result: Mapping[str, Any], console: Console | None = None) -> None:

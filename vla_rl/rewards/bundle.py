@@ -9,16 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save
-
-from policies.bundle import read_manifest, write_atomically
+from policies.bundle import read_hashed, read_manifest, tensors_of, write_hashed
 from policies.device import CPU, Device
-from sims.devices.crossing import crossing
-from sims.numbers.finite import check_tree, is_finite, named_tensors
+from sims.numbers.finite import check_tree
 from vla_rl.rewards.classifier import SuccessClassifier, SuccessClassifierConfig
 from vla_rl.rewards.preferences.model import PreferenceConfig, PreferenceModel
 from vla_rl.rewards.progress.model import ProgressConfig, ProgressModel
@@ -63,11 +60,12 @@ class Kind(Generic[M]):
     info: type[Any]
     fit: str
 
-    def file(self, sha256: str) -> str:
-        return f"{self.name}-{sha256[:12]}.safetensors"
+    @property
+    def manifest(self) -> str:
+        return f"{self.name}.json"
 
     def in_folder(self, path: Path) -> bool:
-        return (path / f"{self.name}.json").is_file()
+        return (path / self.manifest).is_file()
 
 
 CLASSIFIER = Kind(name="classifier", model=SuccessClassifier, info=ClassifierInfo, fit="fit")
@@ -78,43 +76,27 @@ PREFERENCES = Kind(name="preferences", model=PreferenceModel, info=PreferenceInf
 def save_reward_model(kind: Kind[M], model: M, path: Path, *, tasks: tuple[str, ...]) -> str:
     """Write ``model`` to the folder ``path``; a crash leaves the old or the new one. Its hash. Raises NotFinite."""
     check_tree(model, f"{kind.name} weight", where=f"{model.WHAT} {path}")
-    with crossing("weights"):
-        data = save({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()})
+    data = tensors_of(model)
     sha256 = hashlib.sha256(data).hexdigest()
     info = kind.info(format=FORMAT, sha256=sha256, config=model.config, sensors=model.sensors, tasks=tasks)
-    path.mkdir(parents=True, exist_ok=True)
-    write_atomically(path / kind.file(sha256), data)
-    write_atomically(path / f"{kind.name}.json", json.dumps(asdict(info), indent=2, default=str).encode())
-    for leftover in path.glob(f"{kind.name}-*.safetensors"):
-        if leftover.name != kind.file(sha256):
-            leftover.unlink()
+    manifest = json.dumps(asdict(info), indent=2, default=str).encode()
+    write_hashed(path / kind.manifest, manifest, kind=kind.name, sha256=sha256, tensors=data)
     return sha256
 
 
 def load_reward_model(kind: Kind[M], path: Path, device: Device = CPU) -> M:
     """On ``device``, in eval mode, bit for bit as it was saved. Raises RewardModelError."""
-    what, manifest, info = kind.model.WHAT, path / f"{kind.name}.json", _read_info(kind, path)
-    weights = path / kind.file(info.sha256)
-    try:
-        data = weights.read_bytes()
-    except FileNotFoundError:
-        raise RewardModelError(f"{path} is not a whole {what}: it has no {weights.name}") from None
-    if hashlib.sha256(data).hexdigest() != info.sha256:
-        raise RewardModelError(f"{weights} is truncated or was changed: its hash is not that of {manifest.name}")
-    try:
-        model = kind.model(info.config, info.sensors)
-        model.load_state_dict(load(data))
-    except (SafetensorError, RuntimeError, ValueError) as error:
-        detail = str(error).strip().splitlines()[-1].strip()
-        raise RewardModelError(f"{path}: the tensors do not fit the settings in {manifest.name}: {detail}") from None
-    if wrong := [name for name, tensor in named_tensors(model) if not is_finite(tensor)]:
-        raise RewardModelError(f"{path}: {wrong[0]} has entries that are not finite; fit it again")
+    info = _read_info(kind, path)
+    build, what = partial(kind.model, info.config, info.sensors), kind.model.WHAT
+    model = read_hashed(
+        path / kind.manifest, build, kind=kind.name, sha256=info.sha256, what=what, error_class=RewardModelError
+    )
     return device.place(model).eval()
 
 
 def _read_info(kind: Kind[Any], path: Path) -> Any:
     """The manifest."""
-    manifest = path / f"{kind.name}.json"
+    manifest = path / kind.manifest
     if not manifest.is_file():
         raise RewardModelError(
             f"{path} is not a {kind.model.WHAT}: it has no {manifest.name}; fit one with: vla-rl reward {kind.fit} "

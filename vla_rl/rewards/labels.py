@@ -92,6 +92,11 @@ class LabeledEpisodes:
         """Number of observations."""
         return len(self.episode)
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Of its episodes, each once, sorted."""
+        return tuple(sorted({entry.task for entry in self.entries}))
+
     def read(self, index: Int[np.ndarray, " B"]) -> ClassifierBatch:
         """The observations with these numbers."""
         pairs = list(zip(self.episode[index].tolist(), self._position[index].tolist(), strict=True))

@@ -60,10 +60,9 @@ def fit_preferences(
     fit = PreferenceFit(device.place(model), recorded, fitted, seed=spawn_seed(seed, "fit"))
     run_fit(fit, folder / "fit", title="preferences", shown="accuracy")
     set_scale(model, recorded, index)
-    tasks = tuple(sorted({entry.task for entry in recorded.entries}))
     report = {
         "preferences": str(folder),
-        "sha256": save_reward_model(PREFERENCES, model, folder, tasks=tasks),
+        "sha256": save_reward_model(PREFERENCES, model, folder, tasks=recorded.tasks),
         **_judged(model, recorded, reported, device),
         **assess_progress(model, recorded, progress_targets(recorded, ProgressConfig()), np.flatnonzero(held_out)),
         "data": {"fit": len(fitted), "report": len(reported), "no_preference": len(pairs) - len(pairs.decided())},

@@ -44,8 +44,7 @@ def fit_progress(
     model = device.place(new_reward_model(ProgressModel(config, recorded.sensors), config.backbone, recorded, index))
     fit = ProgressFit(model, recorded, targets, index, seed=spawn_seed(seed, "fit"))
     run_fit(fit, folder / "fit", title="progress", shown="loss")
-    tasks = tuple(sorted({entry.task for entry in recorded.entries}))
-    sha256 = save_reward_model(PROGRESS, model, folder, tasks=tasks)
+    sha256 = save_reward_model(PROGRESS, model, folder, tasks=recorded.tasks)
     report = {
         "progress": str(folder),
         "sha256": sha256,

@@ -64,8 +64,7 @@ def fit_classifier(
     model = device.place(new_reward_model(model, config.backbone, recorded, parts["fit"]))
     found = _fit(model, recorded, parts["fit"], folder / "fit", seed=seed)
     _set_threshold(model, recorded, parts["threshold"])
-    tasks = tuple(sorted({entry.task for entry in recorded.entries}))
-    sha256 = save_reward_model(CLASSIFIER, model, folder, tasks=tasks)
+    sha256 = save_reward_model(CLASSIFIER, model, folder, tasks=recorded.tasks)
     report = {
         "classifier": str(folder),
         "sha256": sha256,

@@ -13,15 +13,12 @@ from torch import Tensor, nn
 
 from episodes.sampler import Targets
 from policies.denoising.chunk_policy import DenoisedChunks
-from policies.denoising.denoise import (
-    Predict,
-    masked_square,
-)
+from policies.denoising.denoise import Predict
 from policies.denoising.executed import ExecutedOnly
 from policies.denoising.kernels import DDIMConfig, Prediction, build_kernel
 from policies.denoising.objectives import Diffusion
 from policies.normalizer import Normalizer
-from policies.policy import PolicySpec, RobotSpec, is_trained
+from policies.policy import PolicySpec, RobotSpec, is_trained, masked_mean
 from policies.pretrained.checkpoint import Layout, PublishedWeights, load_published
 from policies.pretrained.diffusion_policy.config import DiffusionPolicyConfig, UNetConfig
 from policies.pretrained.diffusion_policy.network import DiffusionTransformer, UNet
@@ -193,7 +190,7 @@ class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
         t = self.objective.draw_time((len(clean), 1), generator, clean.device)
         x_t, target = self.objective.corrupt(clean, noise, t[..., None])
         error = self.predict(context)(x_t.unsqueeze(1), t).target - target.unsqueeze(1)
-        return masked_square(error, F.pad(targets.mask, (past, missing)).unsqueeze(1))
+        return masked_mean(error.square(), F.pad(targets.mask, (past, missing)).unsqueeze(1))
 
     # -- the network ---------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from torch.distributions import Categorical
 
 from episodes.sampler import Targets
 from policies.normalizer import Normalizer
-from policies.policy import ActionSample, PolicySpec, RobotSpec, keep_committed
+from policies.policy import ActionSample, PolicySpec, RobotSpec, keep_committed, masked_mean
 from policies.pretrained.checkpoint import PublishedWeights, load_published
 from policies.pretrained.context import PrefixCache
 from policies.pretrained.images import resize_bicubic
@@ -190,7 +190,7 @@ class OpenVLAPolicy(KeptPrefix[TokenContext, TokenTrace]):
         else:
             bins = bins_of(action)
             error = F.cross_entropy(self._logits(context, bins).movedim(-1, 1), bins, reduction="none")
-        return (error.mean(-1) * targets.mask).sum() / targets.mask.sum().clamp(min=1)
+        return masked_mean(error, targets.mask)
 
     def _distribution(self, context: TokenContext, bins: Int[Tensor, "B H A"]) -> Categorical:
         self._require_tokens()

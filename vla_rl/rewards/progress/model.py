@@ -32,7 +32,7 @@ from sims.numbers.ranges import Count, Share
 from sims.vector_env import Observation
 from vla_rl.rewards.labels import LabeledEpisodes
 from vla_rl.rewards.progress.segments import gripper_changes, pauses, stage_ends
-from vla_rl.rewards.scorer import RewardModelError, Scorer, ScorerConfig, Sensors
+from vla_rl.rewards.scorer import RewardModelError, Scorer, ScorerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +56,6 @@ class ProgressConfig(ScorerConfig):
 class ProgressModel(Scorer):
     WHAT = "progress model"
     config: ProgressConfig
-
-    def __init__(self, config: ProgressConfig, sensors: Sensors) -> None:
-        super().__init__(config, sensors)
 
     @torch.no_grad()
     def progress(self, obs: Observation) -> Float[Tensor, " B"]:
