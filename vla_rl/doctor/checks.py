@@ -13,14 +13,10 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vla_rl.doctor.check import Check, attempt, in_process
 from vla_rl.doctor.journeys import check_journeys
 from vla_rl.doctor.optional import check_optional
-
-if TYPE_CHECKING:
-    pass
 
 BALL = (
     "<mujoco><worldbody><light pos='0 0 3'/><geom type='plane' size='1 1 .1' rgba='.2 .3 .8 1'/>"
