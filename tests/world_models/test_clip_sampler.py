@@ -184,5 +184,5 @@ def test_wrong_episodes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WorldModelError, match=r"50\.0 Hz, the other episodes have 10\.0 Hz"):
         ClipSampler([mixed], action_horizon=H)
     empty = EpisodeStore(tmp_path / "empty", create=True)
-    with pytest.raises(WorldModelError, match="no episode matches Selection"):
+    with pytest.raises(WorldModelError, match="empty: no episodes; record some"):
         ClipSampler([empty], action_horizon=H)

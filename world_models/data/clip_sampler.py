@@ -24,7 +24,7 @@ from episodes.catalog import Entry
 from episodes.outcomes.success import labelled_success
 from episodes.overlays import LabelValue, outcome_unknown
 from episodes.packing import Arrays, frame, frame_sizes
-from episodes.store import EVERYTHING, EpisodeStore, Selection
+from episodes.store import EpisodeStore
 from sims.vector_env import encode_instructions
 from world_models.data.clip import FAILED, RUNNING, SUCCESS, Clip, Part, RecordedObservations, Transitions, part_of
 from world_models.world_model import WorldModelError
@@ -33,11 +33,11 @@ FULL_LENGTH_SHARE = 0.6  # of gaps that are as long as possible
 
 
 class ClipSampler:
-    """Clips of the selected episodes of some stores; images stay in their memory-mapped files.
+    """Clips of the episodes of some stores; images stay in their memory-mapped files.
 
     Observations are numbered across all episodes. ``part``: of the starts, see ``part_of``; no start is in two parts.
     An episode that several stores hold counts once, as in the first of them.
-    Raises WorldModelError when no episode matches, when cameras, dimensions or control rates differ, and for NaN;
+    Raises WorldModelError when there are no episodes, when cameras, dimensions or control rates differ, and for NaN;
     CorruptEpisode if a file is damaged.
     """
 
@@ -47,18 +47,17 @@ class ClipSampler:
         *,
         action_horizon: int,
         cameras: Sequence[str] | None = None,
-        where: Selection = EVERYTHING,
         part: Part = "all",
     ) -> None:
         found: dict[str, tuple[EpisodeStore, Entry, dict[str, LabelValue]]] = {}
         for store in stores:
-            for entry, labels in store.select_labelled(where):
+            for entry, labels in store.select_labelled():
                 found.setdefault(entry.id, (store, entry, labels))
         chosen = [one for one in found.values() if part in ("all", part_of(one[1]))]
         names = ", ".join(str(store.path) for store in stores)
         if not chosen:
             among = "" if part == "all" else f" in the part {part!r}, a tenth or more of all starts, by task and seed"
-            raise WorldModelError(f"{names}: no episode matches {where}{among}; record some with: vla-rl collect")
+            raise WorldModelError(f"{names}: no episodes{among}; record some with: vla-rl collect")
         for store, entry, _ in chosen:
             store.verify([entry])
         self.action_horizon = action_horizon
