@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from episodes.schema import ARRAYS, OPTIONAL_ARRAYS, OPTIONAL_ATTRIBUTES, SCHEMA, Episode
+from episodes.schema import ARRAYS, OPTIONAL_ARRAYS, OPTIONAL_ATTRIBUTES, SCHEMA, Episode, EpisodeError
+from sims.errors import UserError
 
 Arrays = dict[str, np.ndarray]
 
@@ -71,6 +72,28 @@ def frame_sizes(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[int, int]]:
         elif kind == "jpeg" and rest.endswith("/size"):
             sizes[rest.removesuffix("/size")] = (int(array[0]), int(array[1]))
     return sizes
+
+
+def frame_size(
+    arrays: Mapping[str, np.ndarray],
+    cameras: Sequence[str],
+    name: str,
+    *,
+    expected: tuple[int, int] | None = None,
+    error: type[UserError] = EpisodeError,
+) -> tuple[int, int]:
+    """The one of these cameras; (0, 0) without any. ``error`` where one is missing or of another size."""
+    sizes, size = frame_sizes(arrays), expected
+    for camera in cameras:
+        if camera not in sizes:
+            raise error(f"{name}: no camera {camera!r}; recorded are {', '.join(sizes)}")
+        size = size or sizes[camera]
+        if sizes[camera] != size:
+            raise error(
+                f"{name}: images of camera {camera!r} are {sizes[camera]} pixels, expected {size}; "
+                "give stores, or cameras, of one size"
+            )
+    return size or (0, 0)
 
 
 def frame(arrays: Mapping[str, np.ndarray], camera: str, index: int) -> UInt8[np.ndarray, "height width 3"]:

@@ -24,7 +24,7 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from episodes.catalog import Entry
-from episodes.packing import Arrays, frame, frame_sizes
+from episodes.packing import Arrays, frame, frame_size, frame_sizes
 from episodes.schema import ACTORS, HUMAN, POLICY, SOURCES, EpisodeError
 from episodes.store import EVERYTHING, EpisodeStore, Selection
 from sims.tensor_dataclass import TensorDataclass
@@ -96,7 +96,9 @@ class WindowSampler:
         self.action_horizon, self.batch_size, self.seed = action_horizon, batch_size, seed
         self.future_steps = tuple(future_steps)
         self._map = lru_cache(_MAPPED_FILES)(lambda episode: store.map(entries[episode]))
-        self.cameras, self.image_size = _cameras(store, entries[0], cameras)
+        first = store.map(entries[0])
+        self.cameras = tuple(frame_sizes(first) if cameras is None else cameras)
+        self.image_size = frame_size(first, self.cameras, f"{store.file(entries[0].id)}")
         self._instructions = encode_instructions([entry.instruction for entry in entries])
         read = "".join(f"{entry.id}{entry.span or ''}" for entry in entries)
         self._digest = hashlib.sha256(read.encode()).hexdigest()
@@ -139,19 +141,15 @@ class WindowSampler:
 
     def _read_arrays(self, store: EpisodeStore, entry: Entry, *, control_hz: float) -> tuple[np.ndarray, ...]:
         """Copies of state, action, actor and observation steps of one episode, checked against the first's shapes."""
-        arrays, first = store.map(entry), self._map(0)
-        sizes = frame_sizes(arrays)
+        arrays, first, file = store.map(entry), self._map(0), f"{store.file(entry.id)}"
+        frame_size(arrays, self.cameras, file, expected=self.image_size)
         for name, got, expected in (
             ("state dimensions", arrays["state"].shape[1], first["state"].shape[1]),
             ("action dimensions", arrays["action"].shape[1], first["action"].shape[1]),
             ("control rate", entry.control_hz, control_hz),
-            ("frame sizes", [sizes.get(c) for c in self.cameras], [self.image_size] * len(self.cameras)),
         ):
             if got != expected:
-                raise EpisodeError(
-                    f"{store.file(entry.id)}: {name} {got}, but {expected} expected (cameras {self.cameras}); "
-                    "select episodes of one robot and one set of cameras"
-                )
+                raise EpisodeError(f"{file}: {name} {got}, but {expected} expected; select episodes of one robot")
         state, action, actor, at = (np.array(arrays[n]) for n in ("state", "action", "actor", "observation_steps"))
         return state, action, mark_pre_intervention(actor, self._pre_intervention_steps), at
 
@@ -264,17 +262,3 @@ def count_windows(
         observed = np.array(arrays["observation_steps"])
         count += int(np.isin(kind[observed[observed < len(kind)]], codes).sum())
     return count
-
-
-def _cameras(
-    store: EpisodeStore, entry: Entry, wanted: Sequence[str] | None
-) -> tuple[tuple[str, ...], tuple[int, int]]:
-    """Camera names in order, and the one frame size that they share."""
-    sizes = frame_sizes(store.map(entry))
-    names = tuple(sizes) if wanted is None else tuple(wanted)
-    if missing := [name for name in names if name not in sizes]:
-        raise EpisodeError(f"{store.file(entry.id)}: no camera {missing}, recorded are {list(sizes)}")
-    chosen = {sizes[name] for name in names}
-    if len(chosen) > 1:
-        raise EpisodeError(f"{store.path}: cameras {names} differ in size {sorted(chosen)}; choose some of one size")
-    return names, (chosen.pop() if chosen else (0, 0))

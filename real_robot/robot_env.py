@@ -60,15 +60,6 @@ class RobotConfig:
     reset_timeout_s: PositiveFloat = 600.0
     action_delay: Count = 0
 
-    def __post_init__(self) -> None:
-        if not self.tasks or len(set(self.tasks)) != len(self.tasks):
-            raise ValueError(f"RobotConfig.tasks: got {self.tasks}; name at least one task, each once")
-        if self.max_steps < 1:
-            raise ValueError(f"RobotConfig.max_steps: got {self.max_steps}, must be at least 1")
-        for name in ("control_hz", "timeout_s", "reset_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"RobotConfig.{name}: got {getattr(self, name)}, must be above 0")
-
 
 class RobotEnv:
     """One environment. Its episodes start from (task, seed) only: ``capture`` raises CannotCapture.

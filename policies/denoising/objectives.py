@@ -41,8 +41,6 @@ class FlowMatching:
     """x_t = (1 - t) action + t noise, target v = noise - action (Lipman et al. 2023, in openpi's direction of time)."""
 
     def __init__(self, config: FlowMatchingConfig) -> None:
-        if config.time_power <= 0:
-            raise ValueError(f"objective.time_power must be positive, got {config.time_power}")
         self.config = config
 
     def draw_time(self, shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
@@ -77,8 +75,6 @@ class Diffusion(nn.Module):
         super().__init__()
         from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
 
-        if config.levels < 1:
-            raise ValueError(f"objective.levels must be at least 1, got {config.levels}")
         self.config = config
         schedule = DDPMScheduler(num_train_timesteps=config.levels, beta_schedule="squaredcos_cap_v2")
         alpha_bar = torch.cat([torch.ones(1), schedule.alphas_cumprod]).to(torch.float32)

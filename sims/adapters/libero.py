@@ -211,14 +211,8 @@ class Libero:
         if not self.config.cameras:
             return
         if self._task not in self._cameras:
-            config = self.config
-            self._cameras[self._task] = MujocoCameras(
-                self._env.sim.model._model,
-                config.cameras,
-                image_size=config.image_size,
-                fast=config.fast_rendering,
-                groups=VISUAL_GROUPS,
-                detail=config.detail,
+            self._cameras[self._task] = MujocoCameras.of(
+                self._env.sim.model._model, self.config.cameras, self.config, groups=VISUAL_GROUPS
             )
         self._cameras[self._task].render(self._observed[self._task], images)
         if self.config.orientation == "benchmark":

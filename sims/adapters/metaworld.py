@@ -19,7 +19,6 @@ from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_
 from sims.subproc.worker_config import WorkerConfig
 
 FULL_STATE, ARM_STATE = 39, 4
-GROUPS = (0, 1, 2)  # that MuJoCo draws by default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,15 +101,7 @@ class Metaworld:
         if not self.config.cameras:
             return
         if self._task not in self._cameras:
-            config = self.config
-            self._cameras[self._task] = MujocoCameras(
-                self._env.model,
-                config.cameras,
-                image_size=config.image_size,
-                fast=config.fast_rendering,
-                groups=GROUPS,
-                detail=config.detail,
-            )
+            self._cameras[self._task] = MujocoCameras.of(self._env.model, self.config.cameras, self.config)
         self._cameras[self._task].render(self._env.data, images)
         for camera, image in zip(self.config.cameras, images, strict=True):
             if self._env.data.camera(camera).xmat[7] < 0:  # its up axis points down: Meta-World hangs some this way

@@ -214,14 +214,7 @@ class MujocoScene:
         if not self.scene.cameras:
             return
         if self._cameras is None:
-            self._cameras = MujocoCameras(
-                self._model,
-                self.scene.cameras,
-                image_size=self.config.image_size,
-                fast=self.config.fast_rendering,
-                groups=range(3),
-                detail=self.config.detail,
-            )
+            self._cameras = MujocoCameras.of(self._model, self.scene.cameras, self.config)
         self._cameras.render(self._data, images)
 
     def _state(self) -> np.ndarray:

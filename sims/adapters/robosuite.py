@@ -169,15 +169,7 @@ class Robosuite:
         if self._cameras is None or self._rendered_model is not model:
             if self._cameras is not None:
                 self._cameras.close()
-            config = self.config
-            self._cameras = MujocoCameras(
-                model,
-                config.cameras,
-                image_size=config.image_size,
-                fast=config.fast_rendering,
-                groups=VISUAL_GROUPS,
-                detail=config.detail,
-            )
+            self._cameras = MujocoCameras.of(model, self.config.cameras, self.config, groups=VISUAL_GROUPS)
             self._rendered_model = model
         return self._cameras
 

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from sims.errors import UserError
 from sims.mujoco.detail import Detail, low_detail
 
+DEFAULT_GROUPS = (0, 1, 2)  # that MuJoCo draws by default
 VISUAL_GROUPS = (1, 2)
 NEVER_DRAWN = 5  # a group that MuJoCo's default options hide
+
+
+class RenderSettings(Protocol):
+    """Of an adapter's configuration."""
+
+    @property
+    def image_size(self) -> tuple[int, int]: ...
+
+    @property
+    def fast_rendering(self) -> bool: ...
+
+    @property
+    def detail(self) -> Detail: ...
 
 
 class MujocoCameras:
@@ -55,6 +69,14 @@ class MujocoCameras:
         self._option = mujoco.MjvOption()
         self._option.geomgroup[:] = 0
         self._option.geomgroup[list(groups)] = 1
+
+    @classmethod
+    def of(
+        cls, model: Any, cameras: Sequence[str], config: RenderSettings, *, groups: Sequence[int] = DEFAULT_GROUPS
+    ) -> MujocoCameras:
+        """As ``config`` says."""
+        size, fast, detail = config.image_size, config.fast_rendering, config.detail
+        return cls(model, cameras, image_size=size, fast=fast, groups=groups, detail=detail)
 
     def render(self, data: Any, images: np.ndarray) -> None:
         """Write uint8 [cameras, height, width, 3], first image row at the top."""

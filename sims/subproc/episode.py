@@ -9,8 +9,6 @@ import numpy as np
 from sims.subproc.latency import Latency, draw_latency
 from sims.subproc.single_env import SingleEnv
 
-NO_LATENCY = Latency()
-
 
 class ReplayableEpisode:
     """One episode; steps after its end change nothing.
@@ -19,7 +17,7 @@ class ReplayableEpisode:
     writing positions and velocities would lose the solver's warm start, contacts and internal clocks.
     """
 
-    def __init__(self, env: SingleEnv, latency: Latency = NO_LATENCY) -> None:
+    def __init__(self, env: SingleEnv, latency: Latency) -> None:
         self.env, self.latency = env, latency
         self._delayed: deque[np.ndarray] = deque()  # actions that have no effect yet, because of the latency
         self.elapsed = 0

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sims.numbers.ranges import Count, ImageSize, Names, NonNegativeFloat, PositiveInt, SomeNames
 from sims.pretraining import PretrainingScenes
-from sims.tabletop.demonstrators.registry import DEMONSTRATORS, DemonstratorName
+from sims.tabletop.demonstrators.registry import DemonstratorName
 from sims.tabletop.locator import make_locator
 from sims.tabletop.pretraining.scenes import TabletopScenes
 from sims.tabletop.render import Detail, choose_gl
@@ -60,11 +60,8 @@ class TabletopConfig:
         for field, values, allowed in (
             ("tasks", self.tasks, tuple(all_tasks())),
             ("cameras", self.cameras, CAMERAS),
-            ("split", (self.split,), SPLITS),
+            ("split", (self.split,), SPLITS),  # a misspelled one, of Python code, would silently act as another
             ("reward", (self.reward,), ("sparse", "shaped")),
-            ("backend", (self.backend,), ("mujoco", "warp")),
-            ("renderer", (self.renderer,), ("auto", "egl", "osmesa")),
-            ("demonstrator", (self.demonstrator,), tuple(DEMONSTRATORS)),
         ):
             for value in values:
                 if value not in allowed:
@@ -73,10 +70,6 @@ class TabletopConfig:
                     raise ValueError(f"{field}: got {value!r}, allowed are {', '.join(allowed)}{hint}")
         if not self.tasks or len(set(self.tasks)) != len(self.tasks):
             raise ValueError(f"tasks: got {self.tasks}; name at least one task, each once")
-        for name in ("num_envs", "max_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}: got {value}, must be at least 1")
 
     def video_config(self, image_size: int, num_envs: int) -> TabletopConfig:
         return dataclasses.replace(self, num_envs=num_envs, image_size=(image_size, image_size))

@@ -51,8 +51,8 @@ class MujocoBackend:
         cameras: tuple[str, ...],
         image_size: tuple[int, int],
         renderer: Literal["auto", "egl", "osmesa"],
-        shadows: bool = False,
-        detail: Detail = "full",
+        shadows: bool,
+        detail: Detail,
     ) -> None:
         self._model = mujoco.MjModel.from_xml_string(build_mjcf())
         assert (self._model.nq, self._model.nv) == (NQ, NV)

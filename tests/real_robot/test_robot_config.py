@@ -20,22 +20,9 @@ CONFIG = RobotConfig(file=ROBOTS / "fake_arm.yaml", tasks=("reach",))
 def test_the_configuration_is_read_from_plain_values() -> None:
     adapter = TypeAdapter(RobotConfig)
     assert adapter.validate_python({"name": "robot", "file": str(CONFIG.file), "tasks": ["reach"]}) == CONFIG
-    with pytest.raises(ValidationError, match="num_envs"):
-        adapter.validate_python({"file": "x.yaml", "tasks": ["reach"], "num_envs": 2})
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"tasks": ()}, "tasks: got .*; name at least one task"),
-        ({"tasks": ("reach", "reach")}, "each once"),
-        ({"max_steps": 0}, "max_steps: got 0, must be at least 1"),
-        ({"timeout_s": 0.0}, "timeout_s: got 0.0, must be above 0"),
-    ],
-)
-def test_wrong_settings_are_named(change: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        RobotConfig(**{**vars(CONFIG), **change})
+    for name, wrong in {"num_envs": 2, "tasks": ["reach", "reach"], "max_steps": 0, "timeout_s": 0.0}.items():
+        with pytest.raises(ValidationError, match=name):
+            adapter.validate_python({"file": "x.yaml", "tasks": ["reach"], name: wrong})
 
 
 @pytest.mark.skipif(find_spec("rclpy") is not None, reason="this Python has rclpy")

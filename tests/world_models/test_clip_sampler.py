@@ -175,6 +175,10 @@ def test_wrong_episodes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WorldModelError, match="no camera 'side'; recorded are front, flipped"):
         ClipSampler([store], action_horizon=H, cameras=("side",))
     other = dot_episodes.episode(5)
+    blind = dot_episodes.store(tmp_path / "blind", 0)
+    blind.add(dataclasses.replace(other, images={}))
+    with pytest.raises(WorldModelError, match="recorded without images; a world model needs them"):
+        ClipSampler([blind], action_horizon=H)
     wide = np.concatenate([other.action, other.action], axis=1)
     store.add(dataclasses.replace(other, action=wide))
     with pytest.raises(WorldModelError, match="4 action dimensions, the other episodes have 2"):
@@ -184,5 +188,5 @@ def test_wrong_episodes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WorldModelError, match=r"50\.0 Hz, the other episodes have 10\.0 Hz"):
         ClipSampler([mixed], action_horizon=H)
     empty = EpisodeStore(tmp_path / "empty", create=True)
-    with pytest.raises(WorldModelError, match="no episode matches Selection"):
+    with pytest.raises(WorldModelError, match="empty: no episodes; record some"):
         ClipSampler([empty], action_horizon=H)

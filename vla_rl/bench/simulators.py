@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from sims.bench.throughput import Measurement, compare
 from sims.errors import UserError
 from sims.examples import worker_example
-from sims.tabletop.bench import bench_tabletop
 from vla_rl.bench.options import BenchOptions
 from vla_rl.bench.record import Row, row
+from vla_rl.bench.tabletop import bench_tabletop
 
 
 def bench_simulators(options: BenchOptions) -> list[Row]:
@@ -20,7 +20,7 @@ def bench_simulators(options: BenchOptions) -> list[Row]:
     if options.sim is None:
         if options != BenchOptions():
             raise UserError("bench sim: these options need --sim NAME")
-        return [dict(figure) for figure in bench_tabletop()]
+        return bench_tabletop()
     config, simulator = worker_example(options.sim, num_envs=options.num_envs, image_size=options.image_size)
     return comparison_rows(compare(config, simulator, against=options.against, seconds=options.seconds))
 

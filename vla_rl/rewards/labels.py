@@ -25,7 +25,7 @@ from torch import Tensor
 from episodes.catalog import Entry
 from episodes.outcomes.success import labelled_success
 from episodes.overlays import LabelValue
-from episodes.packing import Arrays, frame, frame_sizes
+from episodes.packing import Arrays, frame, frame_size, frame_sizes
 from episodes.store import EpisodeStore
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, encode_instructions
@@ -159,24 +159,15 @@ def _labels(
 
 
 def _sensors(arrays: Arrays, cameras: Sequence[str] | None, name: str) -> Sensors:
-    sizes = frame_sizes(arrays)
-    chosen = tuple(sizes) if cameras is None else tuple(cameras)
+    chosen = tuple(frame_sizes(arrays) if cameras is None else cameras)
     if not chosen:
         raise RewardModelError(f"{name}: recorded without images; a success classifier needs them")
-    if missing := [camera for camera in chosen if camera not in sizes]:
-        raise RewardModelError(f"{name}: no camera {missing[0]!r}; recorded are {', '.join(sizes)}")
-    return Sensors(cameras=chosen, image_size=sizes[chosen[0]], state_dim=arrays["state"].shape[1])
+    size = frame_size(arrays, chosen, name, error=RewardModelError)
+    return Sensors(cameras=chosen, image_size=size, state_dim=arrays["state"].shape[1])
 
 
 def _check(name: str, arrays: Arrays, sensors: Sensors) -> None:
-    sizes, state_dim = frame_sizes(arrays), arrays["state"].shape[1]
+    state_dim = arrays["state"].shape[1]
     if state_dim != sensors.state_dim:
         raise RewardModelError(f"{name}: states have {state_dim} numbers, expected {sensors.state_dim}")
-    for camera in sensors.cameras:
-        if camera not in sizes:
-            raise RewardModelError(f"{name}: no camera {camera!r}; recorded are {', '.join(sizes)}")
-        if sizes[camera] != sensors.image_size:
-            raise RewardModelError(
-                f"{name}: images of camera {camera!r} are {sizes[camera]} pixels, expected {sensors.image_size}; "
-                "give stores, or cameras, of one size"
-            )
+    frame_size(arrays, sensors.cameras, name, expected=sensors.image_size, error=RewardModelError)

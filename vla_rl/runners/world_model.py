@@ -134,34 +134,35 @@ def fit_world_model(
     success_observations(clips, config.reward_model)
     earlier = load_world_model(start, device) if start is not None else None
     _note_fit(directory, config, [clips, calibration], seed=seed, start=earlier)
-    if not (directory / WORLD_MODEL_FILE).exists():
+    path = directory / WORLD_MODEL_FILE
+    if not path.exists():
         dynamics = fit_dynamics(
             config, config.dynamics, clips, robot, directory / "dynamics", seed=seed, start=earlier, device=device
         )
         reward_model, metrics = fit_reward_model(
             config, dynamics, clips, calibration, directory / "reward_model", seed=seed, policy=policy
         )
-        usual = usual_error(dynamics, calibration, seed=seed)
-        save_world_model(
-            dynamics,
-            reward_model,
-            directory / WORLD_MODEL_FILE,
-            usual_error=usual,
-            metrics=metrics,
-            reward_every=config.imagined_env.reward_every,
-        )
-    baseline = no_action_path(directory, config.no_action_steps)
-    if config.no_action_steps and not baseline.exists():
-        blind = replace(config.dynamics, actions=False)
-        short = replace(config, fit=replace(config.fit, steps=config.no_action_steps), distill=None)
-        dynamics = fit_dynamics(
-            short, blind, clips, robot, baseline.with_suffix(""), seed=seed, start=None, device=device
-        )
-        reward_model = load_world_model(directory / WORLD_MODEL_FILE, device).reward_model
-        every = config.imagined_env.reward_every
-        save_world_model(dynamics, reward_model, baseline, usual_error=1.0, metrics={}, reward_every=every)
-    path = directory / WORLD_MODEL_FILE
+        usual, every = usual_error(dynamics, calibration, seed=seed), config.imagined_env.reward_every
+        save_world_model(dynamics, reward_model, path, usual_error=usual, metrics=metrics, reward_every=every)
+    if config.no_action_steps:
+        _fit_baseline(config, clips, robot, directory, seed=seed, device=device)
     return {"world": str(path), **load_world_model(path).info.metrics}
+
+
+def _fit_baseline(
+    config: WorldModelConfig, clips: ClipSampler, robot: RobotSpec, directory: Path, *, seed: int, device: Device
+) -> None:
+    """Fit dynamics that are not given the actions, unless it is done; saved with the world model's reward model,
+    because a world model file holds one.
+    """
+    path = no_action_path(directory, config.no_action_steps)
+    if path.exists():
+        return
+    blind = replace(config.dynamics, actions=False)
+    short = replace(config, fit=replace(config.fit, steps=config.no_action_steps), distill=None)
+    dynamics = fit_dynamics(short, blind, clips, robot, path.with_suffix(""), seed=seed, start=None, device=device)
+    reward_model, every = load_world_model(directory / WORLD_MODEL_FILE).reward_model, config.imagined_env.reward_every
+    save_world_model(dynamics, reward_model, path, usual_error=1.0, metrics={}, reward_every=every)
 
 
 def _note_fit(

@@ -23,8 +23,8 @@ from torch import Tensor
 from episodes.catalog import Entry
 from episodes.outcomes.success import labelled_success
 from episodes.overlays import LabelValue, outcome_unknown
-from episodes.packing import Arrays, frame, frame_sizes
-from episodes.store import EVERYTHING, EpisodeStore, Selection
+from episodes.packing import Arrays, frame, frame_size, frame_sizes
+from episodes.store import EpisodeStore
 from sims.vector_env import encode_instructions
 from world_models.data.clip import FAILED, RUNNING, SUCCESS, Clip, Part, RecordedObservations, Transitions, part_of
 from world_models.world_model import WorldModelError
@@ -33,11 +33,11 @@ FULL_LENGTH_SHARE = 0.6  # of gaps that are as long as possible
 
 
 class ClipSampler:
-    """Clips of the selected episodes of some stores; images stay in their memory-mapped files.
+    """Clips of the episodes of some stores; images stay in their memory-mapped files.
 
     Observations are numbered across all episodes. ``part``: of the starts, see ``part_of``; no start is in two parts.
     An episode that several stores hold counts once, as in the first of them.
-    Raises WorldModelError when no episode matches, when cameras, dimensions or control rates differ, and for NaN;
+    Raises WorldModelError when there are no episodes, when cameras, dimensions or control rates differ, and for NaN;
     CorruptEpisode if a file is damaged.
     """
 
@@ -47,31 +47,34 @@ class ClipSampler:
         *,
         action_horizon: int,
         cameras: Sequence[str] | None = None,
-        where: Selection = EVERYTHING,
         part: Part = "all",
     ) -> None:
         found: dict[str, tuple[EpisodeStore, Entry, dict[str, LabelValue]]] = {}
         for store in stores:
-            for entry, labels in store.select_labelled(where):
+            for entry, labels in store.select_labelled():
                 found.setdefault(entry.id, (store, entry, labels))
         chosen = [one for one in found.values() if part in ("all", part_of(one[1]))]
         names = ", ".join(str(store.path) for store in stores)
         if not chosen:
             among = "" if part == "all" else f" in the part {part!r}, a tenth or more of all starts, by task and seed"
-            raise WorldModelError(f"{names}: no episode matches {where}{among}; record some with: vla-rl collect")
+            raise WorldModelError(f"{names}: no episodes{among}; record some with: vla-rl collect")
         for store, entry, _ in chosen:
             store.verify([entry])
         self.action_horizon = action_horizon
         self._arrays: list[Arrays] = [store.map(entry) for store, entry, _ in chosen]
         self.entries = [entry for _, entry, _ in chosen]
         self._labels = [labels for _, _, labels in chosen]
-        sizes = frame_sizes(self._arrays[0])
-        self.cameras = tuple(sizes) if cameras is None else tuple(cameras)
+        first, file = self._arrays[0], f"{chosen[0][0].file(self.entries[0].id)}"
+        self.cameras = tuple(frame_sizes(first) if cameras is None else cameras)
+        if not self.cameras:
+            raise WorldModelError(f"{file}: recorded without images; a world model needs them")
+        self.image_size = frame_size(first, self.cameras, file, error=WorldModelError)
         for (store, entry, _), arrays in zip(chosen, self._arrays, strict=True):
-            _check(f"{store.file(entry.id)}", arrays, self._arrays[0], self.cameras)
+            file = f"{store.file(entry.id)}"
+            frame_size(arrays, self.cameras, file, expected=self.image_size, error=WorldModelError)
+            _check(file, arrays, first)
             if entry.control_hz != (hz := self.entries[0].control_hz):
-                raise WorldModelError(f"{store.file(entry.id)}: {entry.control_hz} Hz, the other episodes have {hz} Hz")
-        self.image_size = sizes[self.cameras[0]]
+                raise WorldModelError(f"{file}: {entry.control_hz} Hz, the other episodes have {hz} Hz")
         self._steps = [np.asarray(arrays["observation_steps"], dtype=np.int64) for arrays in self._arrays]
         gaps = max(int(np.diff(steps).max(initial=0)) for steps in self._steps)
         if gaps > action_horizon:
@@ -307,16 +310,11 @@ def _status(arrays: Arrays, labelled: Bool[np.ndarray, " L"] | None, *, known: b
     return np.where(success, SUCCESS, np.where(ended, FAILED, RUNNING)).astype(np.int64)
 
 
-def _check(name: str, arrays: Arrays, first: Arrays, cameras: Sequence[str]) -> None:
-    """Same cameras, sizes and dimensions as the first episode; finite numbers."""
-    sizes = frame_sizes(arrays)
-    if missing := [camera for camera in cameras if camera not in sizes]:
-        raise WorldModelError(f"{name}: no camera {missing[0]!r}; recorded are {', '.join(sizes)}")
+def _check(name: str, arrays: Arrays, first: Arrays) -> None:
+    """Same dimensions as the first episode; finite numbers."""
     for what in ("state", "action"):
         got, expected = arrays[what].shape[1], first[what].shape[1]
         if got != expected:
             raise WorldModelError(f"{name}: {got} {what} dimensions, the other episodes have {expected}")
         if not np.isfinite(arrays[what]).all():
             raise WorldModelError(f"{name}: {what} has NaN or infinite entries; delete the episode from the store")
-    if len({sizes[camera] for camera in cameras} | {frame_sizes(first)[cameras[0]]}) > 1:
-        raise WorldModelError(f"{name}: cameras differ in size {sizes}; select episodes of one size")

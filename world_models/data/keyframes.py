@@ -29,9 +29,7 @@ class KeyframeConfig:
     failures: Share = 0.7
 
     def __post_init__(self) -> None:
-        if not 0 <= self.episode_starts <= 1 or not 0 <= self.failures <= 1:
-            raise ValueError("keyframes.episode_starts and keyframes.failures must be within [0, 1]")
-        if not 1 <= self.before_end[0] <= self.before_end[1]:
+        if not self.before_end[0] <= self.before_end[1]:
             raise ValueError(f"keyframes.before_end must be two increasing numbers of steps, got {self.before_end}")
 
 

@@ -51,7 +51,6 @@ class ConvFlowConfig(FlowWorldModelConfig):
     heads: Width = 4
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.deep_width % self.heads:
             raise ValueError(f"dynamics.deep_width must be a multiple of heads {self.heads}, got {self.deep_width}")
 

@@ -43,12 +43,6 @@ class FlowWorldModelConfig:
     steps: Depth = 1
     precision: Precision = "float32"
 
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.action_horizon < 1:
-            raise ValueError(
-                f"dynamics.steps and action_horizon must be at least 1, got {self.steps}, {self.action_horizon}"
-            )
-
 
 @runtime_checkable
 class Codec(Protocol):

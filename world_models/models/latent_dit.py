@@ -59,13 +59,10 @@ class LatentDiTConfig(FlowWorldModelConfig):
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.width % (4 * self.heads):
             raise ValueError(
                 f"dynamics.width must be a multiple of 4 heads, got width {self.width}, heads {self.heads}"
             )
-        if not 0 <= self.context_noise < 1:
-            raise ValueError(f"dynamics.context_noise must be within [0, 1), got {self.context_noise}")
 
 
 @dataclass(frozen=True, kw_only=True)

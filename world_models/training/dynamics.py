@@ -44,11 +44,6 @@ class PredictionFitConfig(OptimizerConfig):
     motion_threshold: NonNegativeFloat = 0.12
     state_weight: NonNegativeFloat = 0.1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.roll_in < 1:
-            raise ValueError(f"fit.roll_in must be in [0, 1), got {self.roll_in}")
-
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicsFitConfig(PredictionFitConfig):

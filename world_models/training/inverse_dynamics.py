@@ -21,6 +21,8 @@ from world_models.data.clip_sampler import ClipSampler
 from world_models.models.inverse_dynamics import InverseDynamics, to_pixels
 from world_models.training.optimization import Optimization
 
+GATE_CLIPS = 256
+
 
 class InverseDynamicsFit(Optimization[Clip]):
     """Regression of the mean executed action of recorded chunks; sets the model's action scale first."""
@@ -50,13 +52,13 @@ class InverseDynamicsFit(Optimization[Clip]):
 
 @torch.no_grad()
 @crossing("evaluation")
-def gate(model: InverseDynamics, held_out: ClipSampler, *, seed: int, count: int = 256) -> dict[str, Any]:
+def gate(model: InverseDynamics, held_out: ClipSampler, *, seed: int) -> dict[str, Any]:
     """Errors on true and on manipulated held-out clips; ``passed``: whether all manipulations are detected."""
     device = model.scale.device
-    clip = held_out.draw(np.random.default_rng(seed), count, 1).to(device)
+    clip = held_out.draw(np.random.default_rng(seed), GATE_CLIPS, 1).to(device)
     before, after = to_pixels(clip.frames[:, 0]), to_pixels(clip.frames[:, 1])
     action, length = clip.action[:, 0], clip.length[:, 0]
-    other = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).to(device)
+    other = torch.randperm(GATE_CLIPS, generator=torch.Generator().manual_seed(seed)).to(device)
     blurred = F.avg_pool2d(after.flatten(0, 1), 9, stride=1, padding=4, count_include_pad=False).view_as(after)
     cases = {
         "true": (before, after, action),

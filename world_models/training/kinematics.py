@@ -22,7 +22,7 @@ from world_models.models.flow_model import FlowWorldModel
 from world_models.training.optimization import Optimization
 from world_models.world_model import History
 
-LEARNING_RATE, WARMUP = 2e-3, 50
+BATCH_SIZE, LEARNING_RATE, WARMUP = 64, 2e-3, 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,20 +36,18 @@ class KinematicsExamples(TensorDataclass):
 class KinematicsFit(Optimization[KinematicsExamples]):
     """Regression of a chunk's change of state; freeze ``model.kinematics`` afterwards."""
 
-    def __init__(
-        self, model: FlowWorldModel, clips: ClipSampler, *, seed: int, steps: int, batch_size: int = 64
-    ) -> None:
+    def __init__(self, model: FlowWorldModel, clips: ClipSampler, *, seed: int, steps: int) -> None:
         kinematics = model.kinematics
         super().__init__(
             kinematics, torch.optim.AdamW(kinematics.parameters(), lr=LEARNING_RATE), steps=steps, seed=seed
         )
-        self.kinematics, self.batch_size = kinematics, batch_size
+        self.kinematics = kinematics
         with crossing("batches"):
             transitions = clips.transitions(self._rng).to(model.device)
         self._examples = _examples(model, transitions)
 
     def draw(self) -> KinematicsExamples:
-        index = torch.randint(len(self._examples), (self.batch_size,), generator=self._generator, device=self.device)
+        index = torch.randint(len(self._examples), (BATCH_SIZE,), generator=self._generator, device=self.device)
         return self._examples[index]
 
     def learning_rate(self) -> float:

@@ -107,11 +107,6 @@ class OptimizerConfig:
     warmup: Count = 50
     max_grad_norm: PositiveFloat = 1.0
 
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"fit.{name} must be at least 1, got {getattr(self, name)}")
-
 
 class ClipOptimization(Optimization[Clip]):
     """An ``Optimization`` on clips of one prediction."""

@@ -21,6 +21,7 @@ from world_models.statistics import auc, best_threshold, limit_threshold
 from world_models.training.optimization import Optimization
 from world_models.world_model import WorldModelError
 
+IMAGINED_AT_ONCE = 64
 WARMUP, DECAY_SHARE = 50, 0.4  # updates of linear warm-up; share of the updates over which the rate falls to 0
 
 
@@ -145,7 +146,7 @@ def label_recorded(clips: ClipSampler, index: Int[np.ndarray, " B"]) -> LabeledO
 @torch.no_grad()
 @crossing("batches")
 def imagine_observations(
-    model: FlowWorldModel, clips: ClipSampler, config: RewardModelConfig, *, count: int, seed: int, batch: int = 64
+    model: FlowWorldModel, clips: ClipSampler, config: RewardModelConfig, *, count: int, seed: int
 ) -> LabeledObservations:
     """Predicted versions of recorded observations with their true labels, from ``count`` clips.
 
@@ -155,8 +156,8 @@ def imagine_observations(
     rng, generator = np.random.default_rng(seed), make_generator(model.device, seed)
     labeled: list[LabeledObservations] = []
     chunks = config.imagined_chunks
-    for begin in range(0, count, batch):
-        size = min(batch, count - begin)
+    for begin in range(0, count, IMAGINED_AT_ONCE):
+        size = min(IMAGINED_AT_ONCE, count - begin)
         clip = clips.draw_near_ends(rng, size - size // 2, chunks, within=chunks * clips.action_horizon)
         if size > 1:
             clip = Clip.cat([clip, clips.draw(rng, size // 2, chunks)])

@@ -44,8 +44,15 @@ class OnSecondDevice(MujocoBackend):
 
 
 def open_on_second_device(config: TabletopConfig) -> MujocoBackend:
-    size = {"cameras": config.cameras, "image_size": config.image_size}
-    return OnSecondDevice(num_envs=config.num_envs, threads=1, renderer=config.renderer, **size)
+    return OnSecondDevice(
+        num_envs=config.num_envs,
+        threads=1,
+        cameras=config.cameras,
+        image_size=config.image_size,
+        renderer=config.renderer,
+        shadows=config.shadows,
+        detail=config.detail,
+    )
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def assess_progress(
 @torch.no_grad()
 @crossing("evaluation")
 def recorded_progress(
-    model: Progress, recorded: LabeledEpisodes, index: Int[np.ndarray, " N"], *, blank: bool = False
+    model: Progress, recorded: LabeledEpisodes, index: Int[np.ndarray, " N"], *, blank: bool
 ) -> Float[np.ndarray, " N"]:
     """Of these observations; ``blank``: without their instructions."""
     parts = [torch.zeros(0)]

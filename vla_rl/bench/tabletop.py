@@ -10,9 +10,7 @@ import dataclasses
 import os
 import statistics
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypedDict
 
 import mujoco
 import numpy as np
@@ -23,55 +21,42 @@ from sims.tabletop.env import TabletopEnv
 from sims.tabletop.mujoco_backend import INPUTS, PHYSICS
 from sims.tabletop.render import Detail
 from sims.tabletop.scene import SUBSTEPS, build_mjcf
-from sims.tabletop.tasks.registry import TASKS
 from sims.vector_env import StartState
+from vla_rl.bench.record import Row, row
 
+TASK, NUM_ENVS, ROUNDS = "pick", (16, 64, 256), 8
 ROUND_STEPS = 8  # control steps timed in one round; no expert finishes a task this soon after the warm-up
 WARM_UP = 4
 RAW_STRIDE = 4  # control steps per call of raw stepping, so that the cost of Python calls is negligible
 
 
-class BenchRow(TypedDict):
-    """One result; ``ratio`` is its value divided by that of the result named ``against``."""
-
-    name: str
-    value: float
-    unit: str
-    ratio: float | None
-    against: str | None
-
-
-def bench_tabletop(
-    *, num_envs: Sequence[int] = (16, 64, 256), task: str = "pick", rounds: int = 8, threads: int = 0
-) -> list[BenchRow]:
+def bench_tabletop() -> list[Row]:
     """Control steps/s (state only) against raw physics, resets/s, and observations/s with both cameras at 64x64.
 
     Observations also per second of processor time, in full and in low ``detail``.
     """
-    if task not in TASKS:
-        raise ValueError(f"bench_tabletop: task {task!r} is not one of {', '.join(TASKS)}")
-    threads = threads or len(os.sched_getaffinity(0))
-    rows: list[BenchRow] = []
-    for n in num_envs:
-        env = TabletopEnv(TabletopConfig(tasks=(task,), num_envs=n, cameras=(), threads=threads))
-        rows += _bench_steps(env, rounds, threads)
+    threads = len(os.sched_getaffinity(0))
+    rows: list[Row] = []
+    for n in NUM_ENVS:
+        env = TabletopEnv(TabletopConfig(tasks=(TASK,), num_envs=n, cameras=(), threads=threads))
+        rows += _bench_steps(env, threads)
         env.close()
-    return rows + _bench_observations(task, rounds, threads)
+    return rows + _bench_observations(threads)
 
 
 def _starts(n: int, round_index: int) -> list[StartState]:
     return [StartState(task=0, seed=round_index * n + i) for i in range(n)]
 
 
-def _bench_steps(env: TabletopEnv, rounds: int, threads: int) -> list[BenchRow]:
+def _bench_steps(env: TabletopEnv, threads: int) -> list[Row]:
     """Replay recorded expert actions against raw stepping from the recorded states.
 
-    Control steps per second of wall time and of processor time, [rounds, 2] each, which depends less on other load.
+    Control steps per second of wall time and of processor time, [ROUNDS, 2] each, which depends less on other load.
     """
     n = env.spec.num_envs
     ours, raw, resets = [], [], []
     with ThreadPoolExecutor(threads) as pool:
-        for i in range(rounds):
+        for i in range(ROUNDS):
             actions, states, inputs = _record(env, _starts(n, i))
             begin = time.perf_counter()
             env.reset(start=_starts(n, i))
@@ -83,24 +68,19 @@ def _bench_steps(env: TabletopEnv, rounds: int, threads: int) -> list[BenchRow]:
                 env.step(action)
             ours.append(n * ROUND_STEPS / (_now() - began))
             raw.append(n * ROUND_STEPS / _raw_seconds(pool, threads, states, inputs))
-    rows: list[BenchRow] = []
+    rows: list[Row] = []
     for i, clock in enumerate(("", ", processor time")):
         bound = f"raw mj_step / {SUBSTEPS}, N={n}, {threads} threads{clock}"
-        rows.append(_row(bound, statistics.median(rate[i] for rate in raw), "control steps/s"))
-        rows.append(
-            _row(f"control steps, N={n}{clock}", statistics.median(rate[i] for rate in ours), "control steps/s")
-        )
-        rows[-1] |= {"ratio": statistics.median(a[i] / b[i] for a, b in zip(ours, raw, strict=True)), "against": bound}
-    return [*rows, _row(f"resets, N={n}", statistics.median(resets), "resets/s")]
+        rows.append(row(bound, statistics.median(rate[i] for rate in raw), "control steps/s"))
+        value = statistics.median(rate[i] for rate in ours)
+        ratio = statistics.median(a[i] / b[i] for a, b in zip(ours, raw, strict=True))
+        rows.append(row(f"control steps, N={n}{clock}", value, "control steps/s", ratio=ratio, against=bound))
+    return [*rows, row(f"resets, N={n}", statistics.median(resets), "resets/s")]
 
 
 def _now() -> np.ndarray:
     """Wall time and this process's processor time [s]."""
     return np.array([time.perf_counter(), time.process_time()])
-
-
-def _row(name: str, value: float, unit: str) -> BenchRow:
-    return {"name": name, "value": value, "unit": unit, "ratio": None, "against": None}
 
 
 def _record(env: TabletopEnv, start: list[StartState]) -> tuple[list[Tensor], np.ndarray, np.ndarray]:
@@ -134,9 +114,9 @@ def _raw_seconds(pool: ThreadPoolExecutor, threads: int, states: np.ndarray, inp
     return _now() - begin
 
 
-def _bench_observations(task: str, rounds: int, threads: int) -> list[BenchRow]:
+def _bench_observations(threads: int) -> list[Row]:
     """In full and in low detail, in alternating rounds."""
-    config = TabletopConfig(tasks=(task,), num_envs=64, cameras=CAMERAS, threads=threads)
+    config = TabletopConfig(tasks=(TASK,), num_envs=64, cameras=CAMERAS, threads=threads)
     details: tuple[Detail, ...] = ("full", "low")
     wall: dict[Detail, list[float]] = {detail: [] for detail in details}
     processor: dict[Detail, list[float]] = {detail: [] for detail in details}
@@ -144,7 +124,7 @@ def _bench_observations(task: str, rounds: int, threads: int) -> list[BenchRow]:
     for env in envs.values():
         env.reset(start=_starts(config.num_envs, 0))
         env.observe()
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         for detail, env in envs.items():
             begin, begin_processor = time.perf_counter(), time.process_time()
             env.observe()
@@ -156,13 +136,7 @@ def _bench_observations(task: str, rounds: int, threads: int) -> list[BenchRow]:
     full, low = (statistics.median(processor[detail]) for detail in details)
     per_processor = f"{what}, processor time"
     return [
-        _row(what, statistics.median(wall["full"]), "observations/s"),
-        _row(per_processor, full, "observations/s"),
-        {
-            "name": f"{what}, low detail, processor time",
-            "value": low,
-            "unit": "observations/s",
-            "ratio": low / full,
-            "against": per_processor,
-        },
+        row(what, statistics.median(wall["full"]), "observations/s"),
+        row(per_processor, full, "observations/s"),
+        row(f"{what}, low detail, processor time", low, "observations/s", ratio=low / full, against=per_processor),
     ]
