@@ -21,7 +21,16 @@ from typing import Literal
 import numpy as np
 import torch
 
-from episodes.overlays import ABORT, OUTCOME, REWOUND_AT, SUCCESS, judged, read_labels, recorded_id
+from episodes.overlays import (
+    ABORT,
+    OUTCOME,
+    REWOUND_AT,
+    SUCCESS,
+    OutcomeLabel,
+    labelled_outcome,
+    read_labels,
+    recorded_id,
+)
 from episodes.schema import HOLD, HUMAN, POLICY
 from episodes.store import EpisodeStore
 from real_robot.corrections.arm import ArmEnv, UnreadableImages
@@ -42,7 +51,6 @@ from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import DemonstratedEnv, ProjectingEnv, VectorEnv, decode_instructions
 
 Mode = Literal["policy", "human", "hold", "ended"]
-Outcome = Literal["success", "failure", "abort"]
 MAX_INSTRUCTION = 200  # characters
 ENDED = "the episode has ended; start the next one"
 
@@ -136,8 +144,8 @@ class CorrectionSession:
         self.mode, self.reason, self.outcome = "hold", f"rewound to step {step}", ""
         self._audit.write("rewound", person=person, step=step)
 
-    def end(self, outcome: Outcome, *, person: str) -> None:
-        """The person's verdict. It ends an episode that is under way, and labels one that has just ended."""
+    def end(self, outcome: OutcomeLabel, *, person: str) -> None:
+        """The person's outcome: it ends an episode that is under way, and labels one that has just ended."""
         if self.mode != "ended":
             self._commit()
         if self.last_episode is not None:
@@ -145,12 +153,12 @@ class CorrectionSession:
             self.store.label(self.last_episode, OUTCOME, outcome, author=person)
             if success != self.store.labels(self.last_episode).get(SUCCESS):
                 self.store.label(self.last_episode, SUCCESS, success, author=person)
-            self.count_verdict(self.last_episode)
+            self.count_outcome(self.last_episode)
         self.mode, self.outcome = "ended", outcome
         self._audit.write("labelled", person=person, outcome=outcome, episode=self.last_episode)
 
     def close(self) -> None:
-        """Store the attempt that is under way; nobody's verdict ends it."""
+        """Store the attempt that is under way as aborted."""
         if self.mode != "ended" and self.attempt.length:
             self.end("abort", person="the server")
 
@@ -190,14 +198,14 @@ class CorrectionSession:
         end = EpisodeEnd(fingerprint=attempt.policy_version, outcome=outcome, intervened=int(attempt.intervened))
         self._report_rule(self.versions.report(end, episode=self.last_episode))
 
-    def count_verdict(self, id: str) -> bool:
+    def count_outcome(self, id: str) -> bool:
         """Count an episode, of a part the whole, as its labels say now; whether a version was rolled back for it.
 
         From any thread.
         """
         whole = recorded_id(id)
         labels, _ = read_labels(self.store.path)
-        return self._report_rule(self.versions.judge(whole, judged(labels.get(whole, {}))))
+        return self._report_rule(self.versions.count_outcome(whole, labelled_outcome(labels.get(whole, {}))))
 
     def _report_rule(self, rolled_back: str) -> bool:
         if rolled_back:

@@ -14,13 +14,13 @@ from urllib.parse import urlsplit
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
+from episodes.overlays import EpisodeOutcome
 from real_robot.serving.protocol import (
     MAX_FRAME_BYTES,
     PROTOCOL,
     ActRequest,
     Chunk,
     EpisodeEnd,
-    EpisodeOutcome,
     Hello,
     Refused,
     WireError,
