@@ -97,7 +97,7 @@ def test_only_successful_episodes_with_a_person_count(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("key", "value"), [("outcome", "abort"), ("rewound_at", 3)])
-def test_an_episode_that_was_given_up_is_no_success_until_somebody_judges_it(tmp_path: Path, key: str, value: str):
+def test_an_episode_that_was_given_up_is_no_success_until_somebody_labels_it(tmp_path: Path, key: str, value: str):
     actor = np.array([POLICY, POLICY, HUMAN, HUMAN, HUMAN, POLICY], dtype=np.uint8)
     browser = EpisodeBrowser(tmp_path, jpeg_quality=90)
     with EpisodeStore(tmp_path, create=True) as store:
