@@ -72,7 +72,7 @@ def outcome_labelled(labels: Mapping[str, LabelValue]) -> bool:
     return SUCCESS in labels or SUCCESS_FROM in labels
 
 
-def labelled_outcome(labels: Mapping[str, LabelValue]) -> EpisodeOutcome | None:
+def outcome_of(labels: Mapping[str, LabelValue]) -> EpisodeOutcome | None:
     """What the labels say: "unknown" also of what was deleted; None: nothing, and what was recorded counts."""
     if labels.get(DELETED) or outcome_unknown(labels):
         return "unknown"

@@ -21,16 +21,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from episodes.overlays import (
-    ABORT,
-    OUTCOME,
-    REWOUND_AT,
-    SUCCESS,
-    OutcomeLabel,
-    labelled_outcome,
-    read_labels,
-    recorded_id,
-)
+from episodes.overlays import ABORT, OUTCOME, REWOUND_AT, SUCCESS, OutcomeLabel, outcome_of, read_labels, recorded_id
 from episodes.schema import HOLD, HUMAN, POLICY
 from episodes.store import EpisodeStore
 from real_robot.corrections.arm import ArmEnv, UnreadableImages
@@ -205,7 +196,7 @@ class CorrectionSession:
         """
         whole = recorded_id(id)
         labels, _ = read_labels(self.store.path)
-        return self._report_rule(self.versions.count_outcome(whole, labelled_outcome(labels.get(whole, {}))))
+        return self._report_rule(self.versions.count_outcome(whole, outcome_of(labels.get(whole, {}))))
 
     def _report_rule(self, rolled_back: str) -> bool:
         if rolled_back:
