@@ -20,10 +20,10 @@ from policies.bundle import load_bundle, read_bundle_info, save_bundle
 from policies.policy import RobotSpec
 from policies.residual.policy import ResidualPolicy
 from real_robot.corrections.browsing import EpisodeBrowser
-from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_session
 from real_robot.corrections.training import LEARNING, TrainingReader
 from sims.errors import UserError
 from tests.corrections.killed_learner import kill_in_its_first_round
+from tests.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_session
 from tests.corrections.small_server import PATIENT, server, write_bundle
 from tests.episodes.episode_examples import make_episode
 from tests.real_robot.small_policies import small_policy

@@ -20,10 +20,10 @@ from episodes.schema import HUMAN, POLICY
 from episodes.store import EpisodeStore
 from policies.bundle import read_bundle_info
 from real_robot.corrections.human_input import RawInput
-from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_control, open_session
 from real_robot.corrections.server import CorrectionServer
 from real_robot.corrections.session import Refused
 from sims.vector_env import StartState
+from tests.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_control, open_session
 from tests.corrections.small_server import SIM, server, write_bundle
 from tests.episodes.episode_examples import make_episode
 from tests.real_robot.test_control_thread import wait
