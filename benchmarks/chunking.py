@@ -221,9 +221,9 @@ class Asynchronous:
             return
         _, request, chunk = self._waiting
         self._waiting = None
-        delivery = self._scheduler.deliver(request, chunk, tick)
-        if delivery and delivery.consumed < len(request.leftover):
-            self.jumps.append(float(np.abs(chunk[delivery.consumed] - request.leftover[delivery.consumed]).max()))
+        consumed = tick - request.tick
+        if self._scheduler.deliver(request, chunk, tick) is not None and consumed < len(request.leftover):
+            self.jumps.append(float(np.abs(chunk[consumed] - request.leftover[consumed]).max()))
 
 
 class Synchronous:

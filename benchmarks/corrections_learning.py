@@ -24,8 +24,8 @@ import numpy as np
 from benchmarks.learning import mean_row
 from episodes.schema import HUMAN
 from episodes.store import EpisodeStore
-from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter
 from real_robot.corrections.settings import ControlSettings
+from tests.corrections.scripted_operator import ScriptedOperator, TakeOverAfter
 from vla_rl.api import load_experiment
 from vla_rl.bench.record import Row, row
 from vla_rl.config.corrections import CorrectionsConfig

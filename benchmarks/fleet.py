@@ -43,10 +43,10 @@ import numpy as np
 
 from episodes.store import EpisodeStore, episode_ids, is_store
 from policies.bundle import read_bundle_info
-from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter
 from real_robot.fleet.client import HubClient, HubRefused
 from real_robot.fleet.outbox import Outbox
 from real_robot.fleet.server import JOIN
+from tests.corrections.scripted_operator import ScriptedOperator, TakeOverAfter
 from tests.corrections.small_server import PATIENT, SIM, write_bundle
 from vla_rl.bench.record import Row, read_record, row, write_record
 from vla_rl.cli.main import main as vla_rl

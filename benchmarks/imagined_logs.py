@@ -5,9 +5,9 @@
 
 The data set: 200 episodes of a policy that was cloned from four scripted demonstrations of Meta-World's drawer, as it
 explores, successes and failures, as a LeRobotDataset 3.0. From it alone, ``vla-rl train imagined_logs``: the successes
-are cloned, a world model is fitted, PPO trains in it. Then Meta-World judges the policies from the same --episodes
-held-out starts, which differ between seeds; so do demonstrations, data sets and training. ``longer imitation``: the
-successes cloned for five times as many updates. Steps that are done in --work are not repeated. Writes
+are cloned, a world model is fitted, PPO trains in it. Then the policies are evaluated in Meta-World from the same
+--episodes held-out starts, which differ between seeds; so do demonstrations, data sets and training. ``longer
+imitation``: the successes cloned for five times as many updates. Steps that are done in --work are not repeated. Writes
 benchmarks/results/imagined_logs.json: success with intervals over seeds and episodes (vla_rl/intervals.py).
 """
 
@@ -31,7 +31,7 @@ EPISODES = 200  # of the data set
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--episodes", type=int, default=200, help="to judge each policy")
+    parser.add_argument("--episodes", type=int, default=200, help="to evaluate each policy in")
     parser.add_argument("--work", type=Path, default=Path("runs/imagined_logs"))
     arguments = parser.parse_args()
     runs = [one_seed(seed, arguments.work / f"seed_{seed}", arguments.episodes) for seed in arguments.seeds]
@@ -45,7 +45,7 @@ def one_seed(seed: int, work: Path, episodes: int) -> dict[str, Any]:
     once(run, "train", CONFIG, *own, "--start.store", store, "--run-dir", run)
     once(work / "longer", "imitate", CONFIG, *own, "--store", store, "--start.bc.steps", 3000, "--out", work / "longer")
     bundles = {"bc": run / "imitation" / "bundle", "rl": run / "bundle", "longer": work / "longer" / "bundle"}
-    found = {name: judged(bundle, work / f"{name}.json", seed, episodes) for name, bundle in bundles.items()}
+    found = {name: evaluated(bundle, work / f"{name}.json", seed, episodes) for name, bundle in bundles.items()}
     result = json.loads((run / "result.json").read_text())
     kept = {name: result[name] for name in ("imagined", "world_model", "missed", "wall_s")}
     stochastic = {name: found[name]["stochastic"] | {"episodes": episodes} for name in ("bc", "rl")}
@@ -64,7 +64,7 @@ def record(seed: int, work: Path) -> None:
     once(work / "store", "data", "import", work / "store", "--source", work / "lerobot", *keys)
 
 
-def judged(bundle: Path, path: Path, seed: int, episodes: int) -> dict[str, Any]:
+def evaluated(bundle: Path, path: Path, seed: int, episodes: int) -> dict[str, Any]:
     """Success in Meta-World."""
     if not path.exists():
         path.write_text(vla_rl("eval", bundle, "--sim", SIM, "--seed", seed, "--episodes", episodes, "--json"))

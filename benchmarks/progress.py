@@ -3,9 +3,9 @@
     OMP_NUM_THREADS=1 python -m benchmarks.progress --seeds 0 1 2
 
 One model is fitted to 400 episodes of the quick start's demonstrator with its errors, half reach and half pick, and
-judged on held-out ones. For each seed, 100 other successes are cloned with all windows alike, and by progress (RA-BC);
-and from what was cloned alike, in a quarter of the updates, PPO learns by the outcome alone, and by the change of
-progress besides: equal iterations and settings, none of them tuned for either. Success is the simulator's, on the
+evaluated on held-out ones. For each seed, 100 other successes are cloned with all windows alike, and by progress
+(RA-BC); and from what was cloned alike, in a quarter of the updates, PPO learns by the outcome alone, and by the change
+of progress besides: equal iterations and settings, none of them tuned for either. Success is the simulator's, on the
 same held-out starts. Runs that are complete in --runs are not repeated. Writes benchmarks/results/progress.json.
 """
 

@@ -210,7 +210,7 @@ def _over_seeds(record: Mapping[str, Any], name: str, episodes: int = 200) -> di
 
 
 def imagined_logs() -> str:
-    """Policies from recorded episodes alone, judged in the simulator that recorded them."""
+    """Policies from recorded episodes alone, evaluated in the simulator that recorded them."""
     record = read_record("imagined_logs")
     names = [one["name"] for one in record["rows"]]
     seeds = record["rows"][0]["seeds"]

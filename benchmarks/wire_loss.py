@@ -173,7 +173,7 @@ class Server:
     def ask(self, request: ActRequest) -> None:
         actions, self._state = self._backend.act(request, self._state)
         chunk = Chunk(id=request.id, actions=actions, inference_s=INFERENCE_S)
-        answer = Answer(id=request.id, chunk=chunk, reason="", round_trip_s=INFERENCE_S)
+        answer = Answer(id=request.id, chunk=chunk, reason="")
         self._answer = self._cell.now_s + INFERENCE_S, answer
 
     def poll(self) -> Answer | None:

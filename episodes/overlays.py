@@ -31,7 +31,8 @@ TRIM, SPLIT = "trim", "split"
 OUTCOME, ABORT, REWOUND_AT = "outcome", "abort", "rewound_at"
 
 LabelValue = bool | int | float | str
-Verdict = Literal["success", "failure", "unknown"]
+EpisodeOutcome = Literal["success", "failure", "unknown"]
+OutcomeLabel = Literal["success", "failure", "abort"]  # by a person
 Labels = dict[str, dict[str, LabelValue]]  # episode id -> key -> value
 
 
@@ -57,7 +58,7 @@ def recorded_id(id: str) -> str:
 
 
 def outcome_unknown(labels: Mapping[str, LabelValue]) -> bool:
-    """Whether a person gave the episode up, aborted it or went back in it, and nobody judged it."""
+    """Whether a person gave the episode up, aborted it or went back in it, and nobody labelled it."""
     return SUCCESS not in labels and (labels.get(OUTCOME) == ABORT or REWOUND_AT in labels)
 
 
@@ -71,7 +72,7 @@ def outcome_labelled(labels: Mapping[str, LabelValue]) -> bool:
     return SUCCESS in labels or SUCCESS_FROM in labels
 
 
-def judged(labels: Mapping[str, LabelValue]) -> Verdict | None:
+def outcome_of(labels: Mapping[str, LabelValue]) -> EpisodeOutcome | None:
     """What the labels say: "unknown" also of what was deleted; None: nothing, and what was recorded counts."""
     if labels.get(DELETED) or outcome_unknown(labels):
         return "unknown"

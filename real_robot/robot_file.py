@@ -16,9 +16,9 @@ from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkingMethod
 from real_robot.control.embodiment import ActionScales
 from real_robot.control.loop import lead_in_steps
 from real_robot.control.mobile_base import check_base
-from real_robot.control.registry import EMBODIMENTS, NEEDED_SCALES
+from real_robot.control.registry import EMBODIMENTS
+from real_robot.control.scales import SCALE_KEYS, read_scales
 from real_robot.safety.limits import RobotLimits, check_choice, check_table, load_limits, quantity
-from real_robot.safety.stopping import AxisLimits
 from sims.errors import UserError
 
 T = TypeVar("T")
@@ -44,7 +44,6 @@ _CHOICES = {
     "CommandType": get_args(CommandType),
     "ChunkingMethod": get_args(ChunkingMethod),
 }
-_SCALE_KEYS = ("joint_range", "joint_step")
 _RENAMED_KEYS = {"tool_frame": "end_effector_frame", "scene": "episode_node"}
 _RENAMED_VALUES = {"panda_tool": "panda_end_effector"}
 
@@ -69,7 +68,7 @@ class ControlSection:
     scales: ActionScales = field(default_factory=ActionScales)
 
 
-_CONTROL_KEYS = {f.name for f in dataclasses.fields(ControlSection)} - {"scales"} | set(_SCALE_KEYS)
+_CONTROL_KEYS = {f.name for f in dataclasses.fields(ControlSection)} - {"scales"} | set(SCALE_KEYS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,11 +207,11 @@ def load_robot(path: Path) -> Robot:
         driver = "lerobot" if "lerobot" in document else "ros"
         check_table(document, "", required={"limits", "control", driver}, optional={"leader"})
         table = dict(check_table(document["control"], ".control", required={"embodiment"}, optional=_CONTROL_KEYS))
-        chunking, scales = table.pop("chunking", {}), {key: table.pop(key, None) for key in _SCALE_KEYS}
+        chunking, scales = table.pop("chunking", {}), {key: table.pop(key, None) for key in SCALE_KEYS}
         control = dataclasses.replace(
             _section(ControlSection, table, ".control"),
             chunking=_section(ChunkingConfig, chunking, ".control.chunking"),
-            scales=_action_scales(scales, str(table["embodiment"]), limits.axes),
+            scales=read_scales(scales, str(table["embodiment"]), limits.axes),
         )
         leader = _device(document["leader"], ".leader", limits) if "leader" in document else None
         if driver == "lerobot":
@@ -277,37 +276,6 @@ def _device(
     if not isinstance(config, Mapping):
         raise ValueError(f"{where}.config: got {config!r}, expected a table of settings")
     return LeRobotDevice(type=str(table["type"]), config=dict(config), joints=joints)
-
-
-def _action_scales(tables: Mapping[str, Any], embodiment: str, axes: Sequence[AxisLimits]) -> ActionScales:
-    """From ``joint_range`` (joint -> [low, high]) and ``joint_step`` (joint -> distance)."""
-    for key in NEEDED_SCALES.get(embodiment, ()):
-        if tables[key] is None:
-            raise ValueError(
-                f".control.{key}: missing; {embodiment} needs it for every joint, as in the policy's training"
-            )
-    names = {axis.name for axis in axes}
-    given = {
-        key: {} if table is None else check_table(table, f".control.{key}", required=names, optional=set())
-        for key, table in tables.items()
-    }
-    ranges, steps = [], []
-    for axis in axes:
-        kind = {"rad": "angle", "m": "length"}[axis.unit]
-        if given["joint_range"]:
-            where, pair = f".control.joint_range.{axis.name}", given["joint_range"][axis.name]
-            if not isinstance(pair, list) or len(pair) != 2:
-                raise ValueError(f"{where}: got {pair!r}; expected a list of 2")
-            low, high = (quantity(value, where, kind) for value in pair)
-            if not low < high:
-                raise ValueError(f"{where}: {pair[0]!r} is not below {pair[1]!r}")
-            ranges.append((low, high))
-        if given["joint_step"]:
-            where = f".control.joint_step.{axis.name}"
-            steps.append(quantity(given["joint_step"][axis.name], where, kind))
-            if steps[-1] <= 0.0:
-                raise ValueError(f"{where}: must be above zero")
-    return ActionScales(ranges=tuple(ranges), steps=tuple(steps))
 
 
 def _check_output(robot: Robot) -> None:

@@ -37,9 +37,9 @@ def rewarded(store: EpisodeStore, entry: Entry) -> Episode:
     That is where its outcome is labelled, and where it succeeded without any reward, as imported demonstrations do.
     """
     episode, labels = store.read(entry.id), store.labels(entry.id)
-    judged = outcome_labelled(labels) or outcome_unknown(labels)
+    labelled = outcome_labelled(labels) or outcome_unknown(labels)
     unpaid = episode.succeeded and not episode.reward.any()
-    return _with_outcome(episode, store.entry(entry.id), labels) if judged or unpaid else episode
+    return _with_outcome(episode, store.entry(entry.id), labels) if labelled or unpaid else episode
 
 
 def _with_outcome(episode: Episode, entry: Entry, labels: Mapping[str, LabelValue]) -> Episode:

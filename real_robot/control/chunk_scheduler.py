@@ -66,7 +66,7 @@ class ChunkingConfig:
             )
         return replace(self, method="queue", max_delay=action_delay) if action_delay else self
 
-    def check_prefix(self, max_prefix: int, *, lead_steps: float = 0.0) -> None:
+    def check_prefix(self, max_prefix: int, *, lead_steps: float) -> None:
         """ValueError if ``method`` is prefix and one may be longer than in the policy's training (``max_prefix``)."""
         lead = round(lead_steps)
         if self.method == "prefix" and max(self.max_delay, lead) > max_prefix:
@@ -108,14 +108,6 @@ class ChunkRequest:
     def prefix(self) -> Actions:
         """[delay, A]"""
         return self.leftover[: self.delay]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Delivery:
-    """``consumed``: actions between request and delivery. ``late``: more than planned for; the transition may jump."""
-
-    consumed: int
-    late: bool
 
 
 class DelayTracker:
@@ -185,11 +177,11 @@ class ChunkScheduler:
         if self._pending and self._pending[0] is request:
             self._pending = self._last_request = None
 
-    def deliver(self, request: ChunkRequest, actions: Actions, tick: int) -> Delivery | None:
+    def deliver(self, request: ChunkRequest, actions: Actions, tick: int) -> bool | None:
         """Use ``actions`` [H, A] from ``tick`` on, without those consumed since the request.
 
-        None if the request was dropped (``clear`` or ``abandon``). ValueError on another shape or a number that is not
-        finite; the old plan stays.
+        Whether more were consumed than planned for: the transition may jump. None if the request was dropped
+        (``clear`` or ``abandon``). ValueError on another shape or a number that is not finite; the old plan stays.
         """
         if self._pending is None or self._pending[0] is not request:
             return None
@@ -205,11 +197,11 @@ class ChunkScheduler:
             self._tracker.add(consumed)
         if self.config.method == "queue":
             self._chunks.append((max(tick, request.begins), actions))
-            return Delivery(consumed=consumed, late=tick > request.begins)
+            return tick > request.begins
         # fewer actions than a whole chunk were left to consume, so some of the new chunk remain
         keep = self._chunks if self.config.method == "ensemble" else []
         self._chunks = [*keep, (tick - consumed, actions)]
-        return Delivery(consumed=consumed, late=consumed > request.delay)
+        return consumed > request.delay
 
     def action(self, tick: int) -> NDArray[np.float32] | None:
         """The action [A] for this tick, or None if nothing is planned for it: brake and hold."""

@@ -167,7 +167,7 @@ def _add_episodes(app: FastAPI, access: Access, browser: EpisodeBrowser, robot: 
         return Response(browser.frame(id, camera, index), media_type="image/jpeg")
 
     def changed(id: str) -> dict[str, Any]:
-        if robot.session.count_verdict(id):
+        if robot.session.count_outcome(id):
             robot.command(lambda: None)  # the new list of versions is shown
         return browser.read(id)
 

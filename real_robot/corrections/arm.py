@@ -1,4 +1,4 @@
-"""An arm behind the interface of the simulators, for a person who watches, takes over, sets the scene up and judges.
+"""An arm behind the interface of the simulators, for a person who watches, takes over, sets the scene up and labels.
 
 Its time does not stand still. ``step`` hands an action to the control loop, which puts it through the safety filter,
 and returns when it is taken, at a control tick; whoever is late lets the arm brake. ``observe`` never waits for the

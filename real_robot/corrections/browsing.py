@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from episodes.catalog import Entry
-from episodes.overlays import ABORT, DELETED, OUTCOME, SPLIT, SUCCESS, SUCCESS_FROM, is_success
+from episodes.overlays import ABORT, DELETED, OUTCOME, SPLIT, SUCCESS, SUCCESS_FROM, OutcomeLabel, is_success
 from episodes.packing import frame, frame_sizes
 from episodes.schema import ACTORS, HUMAN
 from episodes.store import EpisodeStore
@@ -19,7 +19,6 @@ from real_robot.corrections.attempt import actor_letters
 from real_robot.corrections.pictures import encode_jpeg
 
 PAGE = 50  # episodes
-Outcome = Literal["success", "failure", "abort"]
 
 
 class NotFound(ValueError):
@@ -84,7 +83,7 @@ class EpisodeBrowser:
                 raise NotFound("no such frame")
             return encode_jpeg(frame(arrays, camera, index), self._quality)
 
-    def label(self, id: str, outcome: Outcome, *, person: str) -> None:
+    def label(self, id: str, outcome: OutcomeLabel, *, person: str) -> None:
         """Relabel: an overlay, the episode itself never changes."""
 
         def write(store: EpisodeStore) -> None:

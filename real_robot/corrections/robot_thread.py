@@ -124,7 +124,7 @@ class RobotThread:
                 early_s = next_s - EARLY_STEPS * period_s
                 if moved and self.session.arm.keeps_time:
                     early_s = next_s = self.session.arm.taken_s + period_s - TAKEN_AHEAD_S
-                self._wait(next_s, early_s, moved and self.session.mode != "ended")  # a verdict need not wait
+                self._wait(next_s, early_s, moved and self.session.mode != "ended")  # an outcome need not wait
                 if self.pictures.failure is not None:
                     raise self.pictures.failure
         except BaseException as error:

@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from episodes.overlays import ABORT, OUTCOME, REWOUND_AT, SUCCESS, judged, read_labels, recorded_id
+from episodes.overlays import ABORT, OUTCOME, REWOUND_AT, SUCCESS, OutcomeLabel, outcome_of, read_labels, recorded_id
 from episodes.schema import HOLD, HUMAN, POLICY
 from episodes.store import EpisodeStore
 from real_robot.corrections.arm import ArmEnv, UnreadableImages
@@ -29,11 +29,11 @@ from real_robot.corrections.attempt import Attempt, ExecutedStep, Snapshot
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.handover import Handover
 from real_robot.corrections.human_input import RELEASED, Action, HumanInput, RawInput
-from real_robot.corrections.plan import Plan
+from real_robot.corrections.proposals import Proposals
 from real_robot.corrections.settings import ControlSettings
 from real_robot.corrections.simulated_arm import SimulatedArm
 from real_robot.serving.backends import UnusableActions
-from real_robot.serving.protocol import ActRequest, EpisodeEnd
+from real_robot.serving.protocol import EpisodeEnd
 from real_robot.serving.versions import Versions
 from sims.devices.env_on_device import on_device
 from sims.errors import UserError
@@ -42,11 +42,8 @@ from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import DemonstratedEnv, ProjectingEnv, VectorEnv, decode_instructions
 
 Mode = Literal["policy", "human", "hold", "ended"]
-Outcome = Literal["success", "failure", "abort"]
 MAX_INSTRUCTION = 200  # characters
 ENDED = "the episode has ended; start the next one"
-
-
 SHOWN_PATH_STEPS = 40
 Point = tuple[float, float]
 
@@ -83,7 +80,8 @@ class CorrectionSession:
         self.arm = env if isinstance(env, ArmEnv) else SimulatedArm(env.spec.action_dim, settings.held)
         self._starts, self._split, self._audit = starts, split, audit
         self.human = HumanInput(settings, env.spec.action_dim)
-        self.plan = Plan(env.spec.action_dim)
+        self._proposals = Proposals(self.env, self.arm, execute_steps=settings.execute_steps)
+        self.plan = self._proposals.plan
         self.handover = Handover(
             self.human.moving, control_hz=env.spec.control_hz, blend_s=settings.blend_s, ramp_s=settings.ramp_s
         )
@@ -111,8 +109,8 @@ class CorrectionSession:
         self.backend = self.versions.current
         self.number += 1
         instruction = decode_instructions(self.env.observe().instruction)[0]
-        self.attempt = Attempt(start=start, instruction=instruction, policy_version=self.backend.hello.fingerprint)
-        self._continue(self.backend.initial_state())
+        attempt = Attempt(start=start, instruction=instruction, policy_version=self.backend.hello.fingerprint)
+        self._continue(attempt, self.backend.initial_state())
         drive &= not self.arm.keeps_time
         self.mode, self.reason, self.outcome = ("policy", "", "") if drive else ("hold", "a new episode", "")
         self._audit.write("episode begins", person=person, number=self.number, policy=self.version)
@@ -130,14 +128,13 @@ class CorrectionSession:
         if step < self.attempt.length and self.last_episode is not None:
             self.store.label(self.last_episode, REWOUND_AT, step, author=person)
         snapshot = self.attempt.snapshots[step]
-        self.attempt = self.attempt.until(step)
         self.env.reset(start=[snapshot.start])
-        self._continue(snapshot.memory)
+        self._continue(self.attempt.until(step), snapshot.memory)
         self.mode, self.reason, self.outcome = "hold", f"rewound to step {step}", ""
         self._audit.write("rewound", person=person, step=step)
 
-    def end(self, outcome: Outcome, *, person: str) -> None:
-        """The person's verdict. It ends an episode that is under way, and labels one that has just ended."""
+    def end(self, outcome: OutcomeLabel, *, person: str) -> None:
+        """The person's outcome: it ends an episode that is under way, and labels one that has just ended."""
         if self.mode != "ended":
             self._commit()
         if self.last_episode is not None:
@@ -145,25 +142,23 @@ class CorrectionSession:
             self.store.label(self.last_episode, OUTCOME, outcome, author=person)
             if success != self.store.labels(self.last_episode).get(SUCCESS):
                 self.store.label(self.last_episode, SUCCESS, success, author=person)
-            self.count_verdict(self.last_episode)
+            self.count_outcome(self.last_episode)
         self.mode, self.outcome = "ended", outcome
         self._audit.write("labelled", person=person, outcome=outcome, episode=self.last_episode)
 
     def close(self) -> None:
-        """Store the attempt that is under way; nobody's verdict ends it."""
+        """Store the attempt that is under way as aborted."""
         if self.mode != "ended" and self.attempt.length:
             self.end("abort", person="the server")
 
-    def _continue(self, memory: TensorDataclass) -> None:
+    def _continue(self, attempt: Attempt, memory: TensorDataclass) -> None:
         """The environment stands before step ``attempt.length``, at rest."""
-        attempt = self.attempt
+        self.attempt = attempt
         rest = self.human.hold(attempt.steps[-1].action if attempt.steps else self.arm.rest_action())
         self.handover.begin(rest)
-        self._memory = memory
-        self._observed_at, self._ahead = -1, 0
-        self.plan.drop(attempt.length)
+        self._proposals.begin(attempt, self.backend, memory)
         if self.spec.can_capture and len(attempt.snapshots) == attempt.length:
-            attempt.snapshots.append(Snapshot(start=self.env.capture()[0], memory=self._memory))
+            attempt.snapshots.append(Snapshot(start=self.env.capture()[0], memory=self._proposals.memory))
 
     def _commit(self) -> None:
         """Store the attempt, if it has steps, and count for its policy version what the environment says of it."""
@@ -171,12 +166,11 @@ class CorrectionSession:
         self.last_episode = None
         self.arm.rest()
         self._take_executed()
-        self._observed_at = -1
+        self._proposals.forget_observation()
         if not attempt.length:
             return
-        if self._must_observe():
-            with contextlib.suppress(UnreadableImages):
-                self._observe()
+        with contextlib.suppress(UnreadableImages):
+            self._proposals.observe()
         episode = attempt.episode(
             task=self.spec.tasks[attempt.start.task],
             split=self._split,
@@ -190,14 +184,14 @@ class CorrectionSession:
         end = EpisodeEnd(fingerprint=attempt.policy_version, outcome=outcome, intervened=int(attempt.intervened))
         self._report_rule(self.versions.report(end, episode=self.last_episode))
 
-    def count_verdict(self, id: str) -> bool:
+    def count_outcome(self, id: str) -> bool:
         """Count an episode, of a part the whole, as its labels say now; whether a version was rolled back for it.
 
         From any thread.
         """
         whole = recorded_id(id)
         labels, _ = read_labels(self.store.path)
-        return self._report_rule(self.versions.judge(whole, judged(labels.get(whole, {}))))
+        return self._report_rule(self.versions.count_outcome(whole, outcome_of(labels.get(whole, {}))))
 
     def _report_rule(self, rolled_back: str) -> bool:
         if rolled_back:
@@ -276,7 +270,7 @@ class CorrectionSession:
         driven = self.mode == "human" and raw is not None and raw.deadman
         actor = POLICY if self.mode == "policy" else HUMAN if driven else HOLD
         if actor == HOLD and self.handover.at_rest:
-            self._observed_at = -1  # a real scene may change meanwhile
+            self._proposals.forget_observation()
             return False
         shadow = self._usable_proposal(needed=actor == POLICY)
         if shadow is None:
@@ -303,14 +297,14 @@ class CorrectionSession:
         self.plan.drop(self.attempt.length)
 
     def _usable_proposal(self, *, needed: bool) -> Action | None:
-        """As ``_proposal``. None, and the arm holds, where the images cannot be read, or after actions that no arm can
-        follow where they are ``needed``.
+        """As ``Proposals.next``. None, and the arm holds, where the images cannot be read, or after actions that no
+        arm can follow where they are ``needed``.
 
         Where a person drives, or nobody, it is what the policy would do to the arm: hold it, until it is asked again.
         """
         at = self.attempt.length
         try:
-            return self._proposal(observe=not needed)
+            return self._proposals.next(observe=not needed)
         except UnreadableImages as error:
             self.hold(str(error), person="the arm")
             self._at_rest()
@@ -320,55 +314,12 @@ class CorrectionSession:
             if needed:
                 self.hold(str(error), person="the server")
                 return None
-            self.plan.hold(self.human.hold(self.handover.last), at, steps=self._execute_steps)
+            self.plan.hold(self.human.hold(self.handover.last), at, steps=self._proposals.execute_steps)
             return self.plan.action(at)
 
     def _report_fault(self, reason: str) -> None:
         if done := self.versions.report_fault(self.attempt.policy_version, reason):
             self._audit.write("rolled back", person="the server", detail=done)
-
-    @property
-    def _execute_steps(self) -> int:
-        return self.settings.execute_steps or self.backend.hello.action_horizon
-
-    def _proposal(self, *, observe: bool) -> Action:
-        """What the policy would do in this step; a new chunk where the last one is used up."""
-        at = self.attempt.length
-        due = self.plan.due(at)
-        if (observe or due) and self._must_observe():
-            self._observe()
-        if due:
-            images, state = self.attempt.observations[at - self._ahead]
-            request = ActRequest(
-                id=at,
-                images=dict(images),
-                state=state,
-                instruction=self.attempt.instruction,
-                method="replace",
-                leftover=np.zeros((0, self.spec.action_dim), dtype=np.float32),
-                delay=0,
-                execute_steps=self._execute_steps,
-            )
-            chunk, self._memory = self.backend.act(request, self._memory)
-            self.plan.add(
-                chunk, at, ahead=self._ahead, execute_steps=request.execute_steps, ask_steps=self.arm.ask_steps
-            )
-        return self.plan.action(at)
-
-    def _must_observe(self) -> bool:
-        """Whether what was observed last is older than the last step."""
-        at = self.attempt.length
-        return self._observed_at != at if self.arm.keeps_time else at not in self.attempt.observations
-
-    def _observe(self) -> None:
-        obs = self.env.observe()
-        images = obs.images[0].numpy().copy()
-        self._observed_at = self.attempt.length
-        self._ahead = min(self.arm.ahead, self.attempt.length)
-        self.attempt.observations[self.attempt.length - self._ahead] = (
-            {camera: images[i] for i, camera in enumerate(self.spec.cameras)},
-            obs.state[0].numpy().astype(np.float32),
-        )
 
     def _step(self, action: Action, shadow: Action, actor: int, raw: RawInput | None) -> bool:
         """False if a real arm did not take the action."""
@@ -395,7 +346,7 @@ class CorrectionSession:
             )
         )
         if self.spec.can_capture:
-            attempt.snapshots.append(Snapshot(start=self.env.capture()[0], memory=self._memory))
+            attempt.snapshots.append(Snapshot(start=self.env.capture()[0], memory=self._proposals.memory))
         if attempt.ended:
             self._commit()
             self.mode, self.outcome = "ended", "success" if attempt.succeeded else "failure"

@@ -32,7 +32,7 @@ class TrainingReader:
     def _versions(
         self, rounds: Sequence[dict[str, Any]], kept: Sequence[dict[str, Any]], rolled_back: set[str]
     ) -> list[dict[str, Any]]:
-        """Every version that drove or was trained. ``alone``: success without a person; of episodes with a verdict."""
+        """Every version that drove or was trained. ``alone``: success without a person, of known outcomes."""
         rows = [row for row in reversed(self._browser.rows()) if row["source"] == "policy" and not row["deleted"]]
         by_version: dict[str, list[dict[str, Any]]] = {}
         for row in rows:

@@ -31,9 +31,9 @@ def deploy(
     *,
     robot: Path,
     instruction: str,
-    url: str | None = None,
-    token_file: Path | None = None,
-    runtime: Runtime = "eager",
+    url: str | None,
+    token_file: Path | None,
+    runtime: Runtime,
 ) -> int:
     """Drive the robot of the file ``robot`` with ``bundle``, until SIGINT or SIGTERM; brakes and holds, returns 0.
 
@@ -58,7 +58,7 @@ def deploy(
         return node.main(ros_arguments(values), autostart_s=START_S)
 
 
-def fake_arm(*, image_size: tuple[int, int] = (480, 640), camera_hz: int = 30) -> int:
+def fake_arm(*, image_size: tuple[int, int], camera_hz: int) -> int:
     """The simulated Panda behind ROS topics, until interrupted. ``image_size``: (height, width)."""
     require_ros()
     from real_robot.ros.fake_arm import node

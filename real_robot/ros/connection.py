@@ -22,7 +22,7 @@ from real_robot.robot_file import Robot, RobotError
 from real_robot.ros.inputs import CameraInput, JointInput, StopInputs
 from real_robot.ros.messages import LATCHED_QOS
 from real_robot.ros.registry import build_output
-from real_robot.ros.services import NodeServices
+from real_robot.ros.services import BRAKING, RELEASED, NodeServices, answering
 from real_robot.ros.spin import SpinThread
 
 
@@ -115,24 +115,18 @@ class RobotConnection:
 
     def _on_stop(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         self.control.stop("the stop service was called")
-        response.success, response.message = True, "braking; protective hold is latched until ~/release"
+        response.success, response.message = True, BRAKING
         return response
 
     def _on_resume(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        response.success, response.message = True, ""
-        try:
+        with answering(response):
             self.control.resume()
-        except ValueError as error:
-            response.success, response.message = False, str(error)
         return response
 
     def _on_release(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        response.success, response.message = True, "released; the arm does not move before ~/resume"
-        try:
+        with answering(response, RELEASED):
             if problem := self.problem():
                 raise ValueError(problem)
             with self.control.lock:
                 self.control.loop.release()
-        except ValueError as error:
-            response.success, response.message = False, str(error)
         return response

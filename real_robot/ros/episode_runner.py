@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rclpy.node import Node
 
+from episodes.overlays import EpisodeOutcome
 from real_robot.control.loop import ControlLoop
 from real_robot.control.registry import build_embodiment
 from real_robot.control.thread import ControlThread
@@ -22,7 +23,7 @@ from real_robot.ros.inputs import CameraInput, JointInput, StopInputs
 from real_robot.ros.outputs import CommandOutput
 from real_robot.ros.registry import build_output
 from real_robot.serving.client import PolicyClient
-from real_robot.serving.protocol import EpisodeOutcome, Hello
+from real_robot.serving.protocol import Hello
 from real_robot.serving.remote_policy import RemotePolicy
 
 

@@ -32,6 +32,7 @@ from episodes.schema import EpisodeError
 from real_robot.priority import take_priority
 from real_robot.ros.episode_runner import Connections, EpisodeRequest, EpisodeRunner
 from real_robot.ros.messages import LATCHED_QOS
+from real_robot.ros.services import BRAKING, RELEASED, answering
 
 PRIORITY = 40
 # read on configuration
@@ -137,25 +138,19 @@ class PolicyNode(LifecycleNode):
             raise ValueError(f"stopped: {self._stop_reason}; call ~/release first")
 
     def _on_begin_episode(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        response.success, response.message = True, ""
-        try:
+        with answering(response):
             if self._runner is None:
                 raise ValueError("the node is not active")
             self._refuse_while_stopped()
             self._runner.begin_episode(self._episode())
-        except ValueError as error:
-            response.success, response.message = False, str(error)
         return response
 
     def _on_end_episode(self, request: SetBool.Request, response: SetBool.Response) -> SetBool.Response:
         """``data``: whether the task was achieved. Answers at once; the arm brakes, and then the episode is closed."""
-        response.success, response.message = True, ""
-        try:
+        with answering(response):
             if self._runner is None:
                 raise ValueError("no episode is under way")
             self._runner.end_episode("success" if request.data else "failure")
-        except ValueError as error:
-            response.success, response.message = False, str(error)
         return response
 
     # -- stop and pause --------------------------------------------------------------------------------------------
@@ -171,17 +166,14 @@ class PolicyNode(LifecycleNode):
         if self._runner is not None:
             self._runner.stop(self._stop_reason)
         self._publish_stop()
-        response.success, response.message = True, "braking; protective hold is latched until ~/release"
+        response.success, response.message = True, BRAKING
         return response
 
     def _on_release(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        response.success, response.message = True, "released; the arm does not move before ~/resume"
-        try:
+        with answering(response, RELEASED):
             if self._runner is not None:
                 self._runner.release()
             self._stop_reason = ""
-        except ValueError as error:
-            response.success, response.message = False, str(error)
         self._publish_stop()
         return response
 
@@ -199,13 +191,10 @@ class PolicyNode(LifecycleNode):
         return self._set_paused(False, response)
 
     def _set_paused(self, paused: bool, response: Trigger.Response) -> Trigger.Response:
-        response.success, response.message = True, ""
-        try:
+        with answering(response):
             if self._runner is None:
                 raise ValueError("no episode is under way")
             self._runner.set_paused(paused)
-        except ValueError as error:
-            response.success, response.message = False, str(error)
         return response
 
     # -- parameters and diagnostics --------------------------------------------------------------------------------

@@ -62,9 +62,9 @@ class CommandOutput(Protocol):
 class _TopicOutput:
     """The publisher of a command topic, on which nobody else may publish."""
 
-    def __init__(self, node: Node, kind: Any, topic: str) -> None:
-        self._node, self._topic = node, topic
-        self._publisher = node.create_publisher(kind, topic, QoSProfile(depth=1))
+    def __init__(self, node: Node, kind: Any, ros: RosSection) -> None:
+        self._node, self._topic, self._frame = node, ros.command, ros.command_frame
+        self._publisher = node.create_publisher(kind, ros.command, QoSProfile(depth=1))
 
     def problem(self) -> str:
         """Whether another node publishes commands for this arm."""
@@ -78,12 +78,18 @@ class _TopicOutput:
         self.halt()
         self._node.destroy_publisher(self._publisher)
 
+    def _publish_stamped(self, message: Any) -> None:
+        """In the frame of commands, now: MoveIt Servo drops commands that are too old."""
+        message.header.stamp = self._node.get_clock().now().to_msg()
+        message.header.frame_id = self._frame
+        self._publisher.publish(message)
+
 
 class TrajectoryOutput(_TopicOutput):
     """JointTrajectory with absolute times that ends in the whole stop, for joint_trajectory_controller."""
 
     def __init__(self, node: Node, ros: RosSection, limits: RobotLimits) -> None:
-        super().__init__(node, JointTrajectory, ros.command)
+        super().__init__(node, JointTrajectory, ros)
         self._trajectory = TrajectoryBuilder(node, limits)
 
     def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
@@ -132,7 +138,7 @@ class PositionOutput(_TopicOutput):
     """Float64MultiArray of joint positions, for a forward_command_controller of positions."""
 
     def __init__(self, node: Node, ros: RosSection, limits: RobotLimits) -> None:
-        super().__init__(node, Float64MultiArray, ros.command)
+        super().__init__(node, Float64MultiArray, ros)
 
     def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
         self._publisher.publish(Float64MultiArray(data=list(out.positions)))
@@ -143,7 +149,7 @@ class VelocityOutput(_TopicOutput):
 
     def __init__(self, node: Node, ros: RosSection, limits: RobotLimits) -> None:
         self._rest = [0.0] * len(limits.axes)
-        super().__init__(node, Float64MultiArray, ros.command)
+        super().__init__(node, Float64MultiArray, ros)
 
     def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
         self._publisher.publish(Float64MultiArray(data=list(out.velocities)))
@@ -156,11 +162,10 @@ class JointVelocityOutput(_TopicOutput):
     """JointJog with every joint's velocity, for MoveIt Servo."""
 
     def __init__(self, node: Node, ros: RosSection, limits: RobotLimits) -> None:
-        self._frame = ros.command_frame
         self._names = [axis.name for axis in limits.axes]
         self._dt = 1.0 / limits.command_hz
         self._type = ros_type("control_msgs.msg", "JointJog", setting="command_type: joint_jog")
-        super().__init__(node, self._type, ros.command)
+        super().__init__(node, self._type, ros)
 
     def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
         self._publish(out.velocities)
@@ -169,22 +174,34 @@ class JointVelocityOutput(_TopicOutput):
         self._publish([0.0] * len(self._names))
 
     def _publish(self, velocities: Sequence[float]) -> None:
-        message: Any = self._type(joint_names=self._names, velocities=list(velocities))
-        message.duration = self._dt
-        message.header.stamp = self._node.get_clock().now().to_msg()  # Servo drops commands that are too old
-        message.header.frame_id = self._frame
-        self._publisher.publish(message)
+        self._publish_stamped(self._type(joint_names=self._names, velocities=list(velocities), duration=self._dt))
 
 
-class TwistOutput(_TopicOutput):
+class _AnyTwistOutput(_TopicOutput):
+    """``stamped``: TwistStamped in place of Twist."""
+
+    def __init__(self, node: Node, ros: RosSection, limits: RobotLimits, *, stamped: bool) -> None:
+        super().__init__(node, TwistStamped if stamped else Twist, ros)
+        self._stamped = stamped
+
+    def halt(self) -> None:
+        self._publish(Twist())
+
+    def _publish(self, twist: Twist) -> None:
+        if self._stamped:
+            self._publish_stamped(TwistStamped(twist=twist))
+        else:
+            self._publisher.publish(twist)
+
+
+class TwistOutput(_AnyTwistOutput):
     """TwistStamped of the end effector, for MoveIt Servo; positions of joints outside of the chain to ``gripper``."""
 
     def __init__(self, node: Node, ros: RosSection, limits: RobotLimits) -> None:
         box = limits.workspace
         assert box is not None  # checked by robot_file
         chain = {frame.joint for frame in box.frames}
-        super().__init__(node, TwistStamped, ros.command)
-        self._frame = ros.command_frame
+        super().__init__(node, ros, limits, stamped=True)
         self._point = EndEffectorPoint(box.frames, box.end_effector, limits.axes)
         self._others = [i for i, axis in enumerate(limits.axes) if axis.name not in chain]
         self._gripper = (
@@ -200,44 +217,19 @@ class TwistOutput(_TopicOutput):
         if self._gripper is not None:
             self._gripper.publish(Float64MultiArray(data=[out.positions[i] for i in self._others]))
 
-    def halt(self) -> None:
-        self._publish(Twist())
-
-    def _publish(self, twist: Twist) -> None:
-        message = TwistStamped(twist=twist)
-        message.header.stamp = self._node.get_clock().now().to_msg()
-        message.header.frame_id = self._frame
-        self._publisher.publish(message)
-
     def close(self) -> None:
         super().close()
         if self._gripper is not None:
             self._node.destroy_publisher(self._gripper)
 
 
-class BaseTwistOutput(_TopicOutput):
-    """Twist of a mobile base, in its own frame; ``stamped``: TwistStamped."""
-
-    def __init__(self, node: Node, ros: RosSection, limits: RobotLimits, *, stamped: bool) -> None:
-        super().__init__(node, TwistStamped if stamped else Twist, ros.command)
-        self._stamped, self._frame = stamped, ros.command_frame
+class BaseTwistOutput(_AnyTwistOutput):
+    """The velocity of a mobile base, in its own frame."""
 
     def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
         twist = Twist()
         twist.linear.x, twist.linear.y, twist.angular.z = body_velocity(out.positions, out.velocities)
         self._publish(twist)
-
-    def halt(self) -> None:
-        self._publish(Twist())
-
-    def _publish(self, twist: Twist) -> None:
-        if not self._stamped:
-            self._publisher.publish(twist)
-            return
-        message = TwistStamped(twist=twist)
-        message.header.stamp = self._node.get_clock().now().to_msg()
-        message.header.frame_id = self._frame
-        self._publisher.publish(message)
 
 
 class ControllerPart(NamedTuple):

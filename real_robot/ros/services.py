@@ -1,9 +1,10 @@
-"""Calling the services of another node so that no answer is lost. Needs rclpy."""
+"""Answering a service, and calling those of another node so that no answer is lost. Needs rclpy."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rcl_interfaces.srv import GetParameters
@@ -12,6 +13,18 @@ from rclpy.node import Node
 from real_robot.robot_file import RobotError
 
 REPEAT_S = 1.0
+BRAKING = "braking; protective hold is latched until ~/release"
+RELEASED = "released; the arm does not move before ~/resume"
+
+
+@contextmanager
+def answering(response: Any, message: str = "") -> Iterator[None]:
+    """Success and ``message`` are the answer; a ValueError is a failure, and its text the message."""
+    response.success, response.message = True, message
+    try:
+        yield
+    except ValueError as error:
+        response.success, response.message = False, str(error)
 
 
 class NodeServices:

@@ -7,20 +7,19 @@ the control loop.
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
+from episodes.overlays import EpisodeOutcome
 from real_robot.serving.protocol import (
     MAX_FRAME_BYTES,
     PROTOCOL,
     ActRequest,
     Chunk,
     EpisodeEnd,
-    EpisodeOutcome,
     Hello,
     Refused,
     WireError,
@@ -32,12 +31,11 @@ from real_robot.serving.protocol import (
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """``chunk`` for the request ``id``, or None and why. ``round_trip_s`` from ``ask`` to here."""
+    """``chunk`` for the request ``id``, or None and why."""
 
     id: int
     chunk: Chunk | None
     reason: str
-    round_trip_s: float
 
 
 class PolicyClient:
@@ -51,7 +49,7 @@ class PolicyClient:
         self._url, self._token = url, token
         self._timeout_s, self._retry_s = timeout_s, retry_s
         self._lock = threading.Condition()
-        self._request: tuple[ActRequest, float] | None = None
+        self._request: ActRequest | None = None
         self._answer: Answer | None = None
         self._episode_end: EpisodeEnd | None = None  # until the server has answered it
         self._hello: Hello | None = None
@@ -86,7 +84,7 @@ class PolicyClient:
     def ask(self, request: ActRequest) -> None:
         """Replace the waiting request, if any, by this one. Returns at once."""
         with self._lock:
-            self._request, self._answer = (request, time.monotonic()), None
+            self._request, self._answer = request, None
             self._lock.notify()
 
     def poll(self) -> Answer | None:
@@ -141,7 +139,7 @@ class PolicyClient:
             elif self._closing:
                 return
             elif request is not None:
-                self._send_request(connection, *request)
+                self._send_request(connection, request)
             else:
                 connection.ping()
 
@@ -154,14 +152,14 @@ class PolicyClient:
             self._episode_end = None
         self._on_hello(reply)
 
-    def _send_request(self, connection: ClientConnection, request: ActRequest, asked_s: float) -> None:
+    def _send_request(self, connection: ClientConnection, request: ActRequest) -> None:
         connection.send(pack(request))
         reply = _receive(connection, self._timeout_s)
         while getattr(reply, "id", None) != request.id:
             reply = _receive(connection, self._timeout_s)
         chunk = reply if isinstance(reply, Chunk) else None
         reason = reply.reason if isinstance(reply, Refused) else ""
-        answer = Answer(id=request.id, chunk=chunk, reason=reason, round_trip_s=time.monotonic() - asked_s)
+        answer = Answer(id=request.id, chunk=chunk, reason=reason)
         with self._lock:
             if self._request is None:
                 self._answer = answer
@@ -182,7 +180,7 @@ class PolicyClient:
         """The request under way is answered with the failure, so that it can be sent again."""
         with self._lock:
             self._hello, self._problem = None, reason
-            self._answer = Answer(id=-1, chunk=None, reason=reason, round_trip_s=0.0)
+            self._answer = Answer(id=-1, chunk=None, reason=reason)
             self._request = None
 
 

@@ -17,12 +17,13 @@ import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf, prod
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from episodes.overlays import EpisodeOutcome
 from real_robot.control.chunk_scheduler import ChunkingMethod
 
 PROTOCOL = 3
@@ -100,7 +101,6 @@ class EpisodeEnd:
     intervened: int
 
 
-EpisodeOutcome = Literal["success", "failure", "unknown"]
 Message = Hello | ActRequest | Chunk | Refused | EpisodeEnd
 _KINDS: dict[str, type[Message]] = {
     "hello": Hello,

@@ -168,15 +168,15 @@ class RemotePolicy:
             self._scheduler.abandon(request)
             return
         try:
-            delivery = self._scheduler.deliver(request, answer.chunk.actions, tick)
+            late = self._scheduler.deliver(request, answer.chunk.actions, tick)
         except ValueError as error:
             self.counters.failed += 1
             self.problem = str(error)
             return
-        if delivery is not None:
+        if late is not None:
             self._observed_s = observed_s
             self.counters.chunks += 1
-            self.counters.late_chunks += delivery.late
+            self.counters.late_chunks += late
             self.problem = ""
 
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from episodes.overlays import EpisodeOutcome
 from policies.bundle import read_bundle_info
 from real_robot.serving.backends import ChunkBackend
-from real_robot.serving.protocol import EpisodeEnd, EpisodeOutcome
+from real_robot.serving.protocol import EpisodeEnd
 from real_robot.serving.published import PublishedVersions
 from sims.errors import UserError
 
@@ -136,7 +137,7 @@ class Versions:
     def report(self, end: EpisodeEnd, *, episode: str = "") -> str:
         """Count an episode of the version that it names; returns what was rolled back and why, or "".
 
-        ``episode``: under which ``judge`` finds it.
+        ``episode``: under which ``count_outcome`` finds it.
         """
         success = None if end.outcome == "unknown" else end.outcome == "success"
         with self._lock:
@@ -145,7 +146,7 @@ class Versions:
                     version.results.append(Result(episode, success, success, bool(end.intervened)))
         return self._apply_rule()
 
-    def judge(self, episode: str, outcome: EpisodeOutcome | None) -> str:
+    def count_outcome(self, episode: str, outcome: EpisodeOutcome | None) -> str:
         """What people say now of an episode that was reported counts instead; as ``report``.
 
         "unknown": it does not count. None: nobody says anything, and what was reported counts.

@@ -28,12 +28,12 @@ from episodes.store import EpisodeStore
 from policies.bundle import save_bundle
 from policies.policy import RobotSpec
 from real_robot.corrections.arm import ArmEnv
-from real_robot.corrections.scripted_operator import open_control, open_session
 from real_robot.corrections.server import CorrectionServer
 from real_robot.images import fit_image
 from real_robot.lerobot.arm import LeRobotArm, LeRobotConnection
 from real_robot.robot_file import RobotError, load_robot
 from tests.browser import needs_chromium, wait_until
+from tests.corrections.scripted_operator import open_control, open_session
 from tests.corrections.small_server import PATIENT
 from tests.real_robot.lerobot_plugins.simulated_device import JOINTS, SimulatedServos
 from tests.real_robot.small_policies import small_policy

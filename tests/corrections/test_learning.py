@@ -20,10 +20,10 @@ from policies.bundle import load_bundle, read_bundle_info, save_bundle
 from policies.policy import RobotSpec
 from policies.residual.policy import ResidualPolicy
 from real_robot.corrections.browsing import EpisodeBrowser
-from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_session
 from real_robot.corrections.training import LEARNING, TrainingReader
 from sims.errors import UserError
 from tests.corrections.killed_learner import kill_in_its_first_round
+from tests.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_session
 from tests.corrections.small_server import PATIENT, server, write_bundle
 from tests.episodes.episode_examples import make_episode
 from tests.real_robot.small_policies import small_policy
@@ -97,7 +97,7 @@ def test_only_successful_episodes_with_a_person_count(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("key", "value"), [("outcome", "abort"), ("rewound_at", 3)])
-def test_an_episode_that_was_given_up_is_no_success_until_somebody_judges_it(tmp_path: Path, key: str, value: str):
+def test_an_episode_that_was_given_up_is_no_success_until_somebody_labels_it(tmp_path: Path, key: str, value: str):
     actor = np.array([POLICY, POLICY, HUMAN, HUMAN, HUMAN, POLICY], dtype=np.uint8)
     browser = EpisodeBrowser(tmp_path, jpeg_quality=90)
     with EpisodeStore(tmp_path, create=True) as store:

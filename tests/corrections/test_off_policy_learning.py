@@ -145,7 +145,7 @@ def test_the_return_behind_a_hand_back_is_unknown_and_a_time_limit_s_is_not(tmp_
     assert (by[POLICY] == 0).any()
 
 
-def test_a_failure_that_a_person_judged_is_known_although_the_environment_did_not_end_it(tmp_path: Path) -> None:
+def test_a_failure_that_a_person_labelled_is_known_although_the_environment_did_not_end_it(tmp_path: Path) -> None:
     """As on an arm, where nothing but a person says how an episode ended; an aborted one stays unknown."""
     folder_of(tmp_path, episodes=0)
     never = np.zeros(STEPS, dtype=bool)
@@ -155,13 +155,13 @@ def test_a_failure_that_a_person_judged_is_known_although_the_environment_did_no
     aborted = replays(tmp_path, [id])
     with EpisodeStore(tmp_path / EPISODES) as store:
         store.label(id, "success", False, author="anna")
-    judged = replays(tmp_path, [id])
-    for made, known in ((aborted, False), (judged, True)):
+    labelled = replays(tmp_path, [id])
+    for made, known in ((aborted, False), (labelled, True)):
         windows = made.own.windows(made.own._starts, chunks=1, returns=True)
         assert windows.return_to_go is not None and len(windows.return_to_go)
         assert (windows.return_to_go == (0.0 if known else -torch.inf)).all()
         assert (windows.discount > 0).all()  # nothing ended the task
-    assert judged.digest != aborted.digest
+    assert labelled.digest != aborted.digest
 
 
 @pytest.mark.parametrize(("key", "value"), [("outcome", "abort"), ("rewound_at", 3)])

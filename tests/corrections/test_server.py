@@ -20,10 +20,10 @@ from episodes.schema import HUMAN, POLICY
 from episodes.store import EpisodeStore
 from policies.bundle import read_bundle_info
 from real_robot.corrections.human_input import RawInput
-from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_control, open_session
 from real_robot.corrections.server import CorrectionServer
 from real_robot.corrections.session import Refused
 from sims.vector_env import StartState
+from tests.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_control, open_session
 from tests.corrections.small_server import SIM, server, write_bundle
 from tests.episodes.episode_examples import make_episode
 from tests.real_robot.test_control_thread import wait
@@ -314,14 +314,14 @@ def test_a_full_disk_is_said_and_the_episode_can_be_stored_later(tmp_path: Path)
         while wait_for(socket, "state")["step"] < 10:
             pass
         socket.send('{"type": "acquire"}')
-        verdict = json.dumps({"type": "do", "token": wait_for(socket, "lease")["token"], "what": "failure"})
+        label = json.dumps({"type": "do", "token": wait_for(socket, "lease")["token"], "what": "failure"})
         resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, hard))
         try:
-            socket.send(verdict)
+            socket.send(label)
             assert "no space left for episode" in wait_for(socket, "refused")["reason"]
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        socket.send(verdict)
+        socket.send(label)
         while (shown := wait_for(socket, "state"))["mode"] != "ended":
             pass
         assert one.robot.session.store.read(shown["stored_as"]).num_steps == shown["step"] >= 10
@@ -361,7 +361,7 @@ def test_every_change_of_an_episodes_labels_changes_what_the_rule_counts(tmp_pat
     with server(tmp_path, sim=replace(SIM, max_steps=12)) as one:
         session = one.robot.session
         deadline = time.monotonic() + 60
-        while session.mode != "ended":  # until the time is up: a failure, which nobody has judged
+        while session.mode != "ended":  # until the time is up: a failure, which nobody has labelled
             assert time.monotonic() < deadline
             time.sleep(0.05)
         id = session.last_episode
@@ -379,14 +379,14 @@ def test_every_change_of_an_episodes_labels_changes_what_the_rule_counts(tmp_pat
         assert counted("delete") == (0, None)
         assert counted("undo") == (1, 1.0)
         assert counted("label/abort") == (0, None)
-        assert counted("undo") == (1, 1.0)  # the verdict is there again
+        assert counted("undo") == (1, 1.0)  # the label is there again
         assert counted("undo") == (1, 1.0)  # aborting took two changes
         assert counted("undo") == (1, 0.0)
         assert counted("split?at=4") == (1, 0.0)
         assert counted("label/success", ".0-4") == (1, 0.0)  # of the whole
 
 
-def test_a_persons_verdict_that_is_undone_leaves_an_episode_that_does_not_count(tmp_path: Path):
+def test_a_persons_label_that_is_undone_leaves_an_episode_that_does_not_count(tmp_path: Path):
     with server(tmp_path) as one:
         session = one.robot.session
         deadline = time.monotonic() + 60

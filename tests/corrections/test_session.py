@@ -177,7 +177,7 @@ def test_what_is_under_way_when_the_server_ends_is_stored(tmp_path):
         assert len(robot.store.entries()) == 1
 
 
-def test_an_abort_takes_the_place_of_a_verdict(tmp_path):
+def test_an_abort_takes_the_place_of_another_outcome(tmp_path):
     with session(tmp_path) as robot:
         ticks(robot, 2)
         for outcome, success in (("success", True), ("abort", False), ("success", True), ("failure", False)):
@@ -226,13 +226,13 @@ def test_a_policy_whose_actions_are_not_numbers_holds_the_arm_only_while_it_driv
         assert robot.store.read(robot.last_episode or "").num_steps == robot.attempt.length
 
 
-def test_a_verdict_after_the_end_changes_what_the_rule_counts(tmp_path):
+def test_an_outcome_labelled_after_the_end_changes_what_the_rule_counts(tmp_path):
     with session(tmp_path, sim=replace(SIM, max_steps=12)) as robot:
         assert ticks(robot, 20) == 12  # until the time is up
         assert robot.mode == "ended"
         counts = []
-        for verdict in ("success", "abort", "failure"):
-            robot.end(verdict, person="anna")
+        for outcome in ("success", "abort", "failure"):
+            robot.end(outcome, person="anna")
             counts.append(tuple(robot.versions.summary()[0][key] for key in ("episodes", "success")))
         assert counts == [(1, 1.0), (0, None), (1, 0.0)]
 

@@ -36,7 +36,7 @@ def test_a_success_that_begins_in_the_second_part_pays_nothing_in_the_first(tmp_
 
 
 @pytest.mark.parametrize("parts", [(5,), (5, 7)])
-def test_a_success_that_was_judged_at_the_end_shows_in_the_last_part_alone(
+def test_a_success_that_was_labelled_at_the_end_shows_in_the_last_part_alone(
     tmp_path: Path, parts: tuple[int, ...]
 ) -> None:
     store = EpisodeStore(tmp_path, create=True)

@@ -60,11 +60,11 @@ class OscillatingPolicy:
             return None
         act, self._due = self._due[1], None
         if self.dead:
-            return Answer(id=-1, chunk=None, reason="the connection is closed", round_trip_s=0.0)
+            return Answer(id=-1, chunk=None, reason="the connection is closed")
         phase = 0.3 * (len(self.asked) * 4 + np.arange(8))
         actions = np.stack([0.4 * np.sin(phase), 0.2 * np.cos(phase)], 1).astype(np.float32)
         actions[: act.delay] = act.leftover[: act.delay]
-        return Answer(id=act.id, chunk=Chunk(id=act.id, actions=actions, inference_s=0.0), reason="", round_trip_s=0.0)
+        return Answer(id=act.id, chunk=Chunk(id=act.id, actions=actions, inference_s=0.0), reason="")
 
 
 class FakeCamera:

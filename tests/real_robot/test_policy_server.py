@@ -227,7 +227,6 @@ def test_the_client_does_not_block_and_works_without_a_server(server: PolicyServ
         answer = answer_of(client)
         assert answer.id == 7
         assert answer.chunk is not None
-        assert answer.round_trip_s > 0
         assert client.poll() is None
         client.ask(replace(ACT, state=np.zeros(6, np.float32)))
         assert "this policy has 5" in answer_of(client).reason

@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from episodes.overlays import EpisodeOutcome
 from policies.bundle import read_bundle_info, save_bundle
 from real_robot.serving.backends import ChunkBackend
 from real_robot.serving.client import PolicyClient
 from real_robot.serving.commands import follow
-from real_robot.serving.protocol import ActRequest, EpisodeEnd, EpisodeOutcome
+from real_robot.serving.protocol import ActRequest, EpisodeEnd
 from real_robot.serving.registry import load_backend
 from real_robot.serving.server import PolicyServer, ServerConfig
 from real_robot.serving.versions import BundleWatcher, RollbackRule, Versions
@@ -365,27 +366,27 @@ def test_a_server_that_can_write_nothing_beside_the_bundle_says_so_and_serves(
     assert "a restart forgets roll-backs" in capsys.readouterr().err
 
 
-def test_a_verdict_after_the_end_counts_instead_of_the_first(bundle: Path) -> None:
+def test_an_outcome_labelled_after_the_end_counts_instead_of_the_first(bundle: Path) -> None:
     versions = Versions(load_backend(bundle), rule=RollbackRule(episodes=2))
     first = version(versions)
     for episode in ("a", "b"):
         versions.report(ended(first, "failure"), episode=episode)
-        assert versions.judge(episode, "success") == ""
+        assert versions.count_outcome(episode, "success") == ""
     versions.report(ended(first, "unknown"), episode="c")
     versions.report(ended(first, "failure", intervened=1), episode="d")
-    versions.judge("d", "success")  # a person helped
+    versions.count_outcome("d", "success")  # a person helped
     assert (versions.summary()[0]["episodes"], versions.summary()[0]["success"]) == (3, 2 / 3)
-    versions.judge("c", "success")
-    versions.judge("d", "unknown")
+    versions.count_outcome("c", "success")
+    versions.count_outcome("d", "unknown")
     assert (versions.summary()[0]["episodes"], versions.summary()[0]["success"]) == (3, 1.0)
-    versions.judge("d", None)  # as it was reported
+    versions.count_outcome("d", None)  # as it was reported
     assert (versions.summary()[0]["episodes"], versions.summary()[0]["success"]) == (4, 0.75)
-    versions.judge("d", "unknown")
+    versions.count_outcome("d", "unknown")
     second = write(bundle, 2)
     versions.offer(load_backend(bundle))
     for episode in ("e", "f"):
         assert versions.report(ended(second, "success"), episode=episode) == ""
-    assert versions.judge("f", "failure").endswith("success fell from 100% to 50% in 2 episodes")
+    assert versions.count_outcome("f", "failure").endswith("success fell from 100% to 50% in 2 episodes")
 
 
 def test_a_server_ends_when_its_parent_is_killed(bundle: Path, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_an_environment_pays_by_it_and_resumes(models: Path) -> None:
             assert torch.equal(env.step(action).reward, other.step(action).reward)
 
 
-def test_it_is_judged_on_recorded_episodes(models: Path, tmp_path: Path) -> None:
+def test_it_is_evaluated_on_recorded_episodes(models: Path, tmp_path: Path) -> None:
     dot_episodes.store(tmp_path / "a", 12).close()
     config = ClipRewardConfig(path=models / "clip", camera="flipped")
     report = assess_reward(config, [tmp_path / "a"])

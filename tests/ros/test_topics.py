@@ -290,7 +290,7 @@ def test_the_fake_arm_makes_up_for_time_without_a_processor(node: Any) -> None:
     arm = FakeArm(node.context)
     publisher = node.create_publisher(JointTrajectory, "/joint_trajectory_controller/joint_trajectory", 1)
     arm.advance()
-    begin, end = arm.measured().copy(), arm.measured().copy()
+    begin, end = arm.arm.joints.copy(), arm.arm.joints.copy()
     end[5] += 0.5
     message = JointTrajectory(joint_names=list(JOINTS))
     for seconds, joints in ((0.1, begin), (0.5, end)):
@@ -298,13 +298,13 @@ def test_the_fake_arm_makes_up_for_time_without_a_processor(node: Any) -> None:
         point.time_from_start.nanosec = int(seconds * 1e9)
         message.points.append(point)
     deadline = time.monotonic() + 20.0
-    while abs(arm.measured() - begin).max() < 0.01 and time.monotonic() < deadline:
+    while abs(arm.arm.joints - begin).max() < 0.01 and time.monotonic() < deadline:
         publisher.publish(message)
         time.sleep(0.15)
         arm.advance()
     time.sleep(0.6)
     arm.advance()
-    assert arm.measured() == pytest.approx(end, abs=0.02)
+    assert arm.arm.joints == pytest.approx(end, abs=0.02)
     arm.destroy_node()
     node.destroy_publisher(publisher)
 

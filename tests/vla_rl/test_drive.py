@@ -17,12 +17,12 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from real_robot.corrections.human_input import RawInput
-from real_robot.corrections.scripted_operator import open_session
 from real_robot.corrections.settings import ControlSettings
 from real_robot.corrections.web import Address
 from sims.errors import UserError
 from tests import dot_episodes
 from tests.browser import TIMEOUT_MS, needs_chromium, wait_until
+from tests.corrections.scripted_operator import open_session
 from vla_rl.drive.server import DriveServer, serving
 from vla_rl.drive.session import DriveSession
 from world_models.bundle import FittedWorldModel, load_world_model, save_world_model

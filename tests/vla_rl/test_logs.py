@@ -141,8 +141,8 @@ def test_from_a_lerobot_data_set_to_a_bundle(tmp_path: Path, capsys: pytest.Capt
     page = (tmp_path / "run" / "report.html").read_text()
     assert "imagined success after training" in page
     assert "no simulator and no robot was asked" in page
-    judged = answer(capsys, "eval", tmp_path / "run" / "bundle", "--sim", simulator, "--episodes", "2")
-    assert judged["episodes"] == 2
+    evaluated = answer(capsys, "eval", tmp_path / "run" / "bundle", "--sim", simulator, "--episodes", "2")
+    assert evaluated["episodes"] == 2
 
 
 def test_held_out_episodes_are_not_cloned(tmp_path: Path) -> None:

@@ -334,7 +334,7 @@ def test_equal_policies_seldom_pass(seed: int) -> None:
     for _ in range(300):
         gate = Gate(GateConfig(episodes=100))
         for _ in range(2):
-            _, found = gate.judge(torch.rand(100, generator=rng) < 0.5, {})
+            _, found = gate.accept(torch.rand(100, generator=rng) < 0.5, {})
         passed += int(found["gate_accepted"])
     assert passed <= 18  # 7 expected, and P(more than 18) is below 1e-3
 

@@ -176,7 +176,7 @@ def test_what_needs_the_run_s_own_process_is_refused_elsewhere() -> None:
     with pytest.raises(ValueError, match=r"pipelined needs algorithm\.complete_share 1"):
         experiment(replace(GRPO, complete_share=0.5), ClusterConfig(collectors=0, placement="pipelined"))
     gated = OffPolicyConfig(offline_iterations=1, gate=GateConfig())
-    with pytest.raises(ValueError, match=r"gate judges episodes in the run's own process"):
+    with pytest.raises(ValueError, match=r"gate evaluates in the run's own process"):
         experiment(gated, ClusterConfig())
     with pytest.raises(ValueError, match="rollout_shards 1"):
         replace(gated, rollout_shards=2)

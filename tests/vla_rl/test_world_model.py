@@ -123,7 +123,7 @@ def test_a_folder_goes_on_with_what_it_was_fitted_to_alone(tmp_path: Path) -> No
     assert load_world_model(folder / WORLD_MODEL_FILE).sha256 == first
 
 
-def judge(config: WorldModelConfig, folder: Path, stores: Sequence[Path], env: VectorEnv | None = None) -> Any:
+def evaluate(config: WorldModelConfig, folder: Path, stores: Sequence[Path], env: VectorEnv | None = None) -> Any:
     return evaluate_world_model(config, folder, stores, sim=NoSimulatorConfig(), env=env, seed=0)
 
 
@@ -134,11 +134,11 @@ def test_the_baseline_without_actions_is_the_one_of_the_setting(tmp_path: Path) 
         config = replace(ONE_STEP, no_action_steps=steps)
         fit_world_model(config, stores, tmp_path / "fit", seed=0)
         fitted.append({path.name for path in (tmp_path / "fit").iterdir() if "no_action" in path.name})
-        assert judge(config, tmp_path / "fit", stores)["no_action_hallucinated_success"] is not None
+        assert evaluate(config, tmp_path / "fit", stores)["no_action_hallucinated_success"] is not None
     assert fitted[0] < fitted[1]
-    assert judge(ONE_STEP, tmp_path / "fit", stores)["no_action_hallucinated_success"] is None
+    assert evaluate(ONE_STEP, tmp_path / "fit", stores)["no_action_hallucinated_success"] is None
     with pytest.raises(WorldModelError, match="no such world model; fit one with: vla-rl world-model fit"):
-        judge(replace(ONE_STEP, no_action_steps=3), tmp_path / "fit", stores)
+        evaluate(replace(ONE_STEP, no_action_steps=3), tmp_path / "fit", stores)
 
 
 def test_the_seed_is_that_of_the_configuration_unless_another_is_given(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_episodes_of_another_robot_are_not_evaluated(tmp_path: Path) -> None:
     assert open_clips_for(fitted, [same.path], "held_out").image_size == (16, 16)
     message = r"the recorded robot does not fit the world model: image_size \(8, 8\), not \(16, 16\)"
     with pytest.raises(WorldModelError, match=message):
-        judge(ONE_STEP, tmp_path, [other.path])
+        evaluate(ONE_STEP, tmp_path, [other.path])
 
 
 def changed_store(path: Path, change: Callable[[Episode], Episode]) -> Path:
@@ -208,7 +208,7 @@ def test_a_fitted_world_model_is_evaluated_in_its_own_chunks(tmp_path: Path) -> 
     path, stores = tmp_path / WORLD_MODEL_FILE, [dot_episodes.store(tmp_path / "store", 60).path]
     save_world_model(*dot_episodes.models(), path, usual_error=1.0, metrics={}, reward_every=4)
     longer = replace(ONE_STEP, dynamics=replace(dot_episodes.DYNAMICS, action_horizon=8))
-    own, other = judge(ONE_STEP, tmp_path, stores), judge(longer, tmp_path, stores)
+    own, other = evaluate(ONE_STEP, tmp_path, stores), evaluate(longer, tmp_path, stores)
     assert own["psnr"] == other["psnr"]
 
 
@@ -221,7 +221,7 @@ def test_another_interval_than_that_of_the_thresholds_is_refused(tmp_path: Path)
     starts = RecordedStarts(clips, startable(clips, None), tasks=("go",))
     message = "reward_every is 4, and the world model's thresholds were set with 2: set it to 2"
     with pytest.raises(WorldModelError, match=message):
-        judge(ONE_STEP, tmp_path, stores)
+        evaluate(ONE_STEP, tmp_path, stores)
     with pytest.raises(WorldModelError, match=message):
         make_imagined_env(ONE_STEP, fitted, starts, max_steps=8)
     metadata, tensors = read_tensors(path)
@@ -238,7 +238,7 @@ def test_a_task_that_the_simulator_lacks_is_refused(tmp_path: Path) -> None:
     save_world_model(*dot_episodes.models(), world, usual_error=1.0, metrics={}, reward_every=4)
     message = r"the episodes' task 'fly' is not one of the simulator's: \('go',\)"
     with pytest.raises(UserError, match=message):
-        judge(ONE_STEP, tmp_path, [path], env)
+        evaluate(ONE_STEP, tmp_path, [path], env)
     save_bundle(build_policy(CONFIGS["gaussian"], dot_episodes.ROBOT), bundle)
     settings = ImaginationConfig(stores=(path,), model=ONE_STEP)
     experiment = Experiment(sim=NoSimulatorConfig(), device="cpu", start=FromBundle(path=bundle), imagination=settings)

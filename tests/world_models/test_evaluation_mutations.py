@@ -26,7 +26,7 @@ from world_models.training.kinematics import KinematicsFit
 from world_models.training.reward_model import RewardModelFit, imagine_observations, set_failed_threshold
 
 Fitted = tuple[ConvFlow, RewardModel]
-FITTED, JUDGED = 240, 60  # episodes
+FITTED, HELD_OUT = 240, 60  # episodes
 EVERY = 2  # control steps between classifications
 THRESHOLDS = EvaluationThresholds(max_hallucinated=1.0)  # here the actions of any success succeed from any start
 
@@ -99,7 +99,7 @@ def swapped_outcomes(episode: Episode) -> Episode:
 
 @pytest.mark.slow
 def test_a_truthful_recording_passes(fitted: Fitted, tmp_path: Path) -> None:
-    found = report(fitted, clips_of(tmp_path / "held_out", lambda episode: episode, range(1000, 1000 + JUDGED)))
+    found = report(fitted, clips_of(tmp_path / "held_out", lambda episode: episode, range(1000, 1000 + HELD_OUT)))
     assert missed(found, THRESHOLDS) == []
     assert found["psnr"][0] > found["copy_psnr"][0] + 3
 
@@ -109,5 +109,5 @@ def test_a_truthful_recording_passes(fitted: Fitted, tmp_path: Path) -> None:
 def test_a_false_recording_misses_a_threshold(
     fitted: Fitted, tmp_path: Path, change: Callable[[Episode], Episode]
 ) -> None:
-    found = report(fitted, clips_of(tmp_path / "held_out", change, range(1000, 1000 + JUDGED)))
+    found = report(fitted, clips_of(tmp_path / "held_out", change, range(1000, 1000 + HELD_OUT)))
     assert missed(found, THRESHOLDS), {name: found[name] for name in ("success_auc", "psnr", "copy_psnr")}

@@ -43,7 +43,7 @@ class Gate:
         """Whether nothing was accepted yet: the first weights are those to beat."""
         return self._outcomes is None
 
-    def judge(
+    def accept(
         self, outcomes: Bool[Tensor, " n"], weights: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Tensor], dict[str, float]]:
         """The weights to go on with, ``weights`` or those accepted before, and what was found."""

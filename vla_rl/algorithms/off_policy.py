@@ -142,7 +142,7 @@ class OffPolicy(OffPolicyUpdates):
         totals = defaultdict[str, list[float]](list)
         self._fit_features()  # weights that the gate takes back have the scale of features too
         if self.gate is not None and self.gate.is_open:
-            self.gate.judge(self._outcomes(self.gate.config.episodes), self._trained())
+            self.gate.accept(self._outcomes(self.gate.config.episodes), self._trained())
         with self.collector.timer.section("learn"):
             for _ in range(self.config.offline_updates):
                 self._update_into(totals)
@@ -151,7 +151,7 @@ class OffPolicy(OffPolicyUpdates):
         if self.gate is None:
             return metrics
         outcomes = self._outcomes(self.gate.config.episodes)
-        kept, found = self.gate.judge(outcomes, self._trained())
+        kept, found = self.gate.accept(outcomes, self._trained())
         load_weights(self.policy, None, kept)
         self._publish()
         return metrics | found | {"success": outcomes.float().mean().item()}

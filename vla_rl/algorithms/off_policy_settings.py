@@ -210,10 +210,10 @@ class OffPolicyConfig(AlgorithmConfig, UpdatesConfig):
         super().__post_init__()
         if self.gate is not None and (self.rollout_shards > 1 or self.staleness):
             raise ValueError(
-                "algorithm.gate judges whole episodes between chunks: it needs rollout_shards 1 and staleness 0"
+                "algorithm.gate evaluates in whole episodes between chunks: it needs rollout_shards 1 and staleness 0"
             )
         if self.gate is not None and not self.offline_iterations:
-            raise ValueError("algorithm.gate judges offline iterations: set algorithm.offline_iterations")
+            raise ValueError("algorithm.gate evaluates offline iterations: set algorithm.offline_iterations")
 
     def with_demonstrations(self, stores: Sequence[Path], *, folds: tuple[int, ...] | None = None) -> OffPolicyConfig:
         return replace(

@@ -136,9 +136,7 @@ class Experiment:
         shards = self.algorithm.rollout_shards
         if self.cluster is not None and self.cluster.collects:
             if getattr(self.algorithm, "gate", None) is not None:
-                raise ValueError(
-                    "algorithm.gate judges episodes in the run's own process: leave the section cluster out"
-                )
+                raise ValueError("algorithm.gate evaluates in the run's own process: leave the section cluster out")
             if (wanted := self.cluster.collectors) is not None and wanted > shards:
                 raise ValueError(
                     f"cluster.collectors must be at most algorithm.rollout_shards ({shards}), got {wanted}; a run with "

@@ -72,11 +72,11 @@ def _imagined_line(result: Mapping[str, Any]) -> str:
     before, after = (Rate.of(result["imagined"][name]) for name in ("before", "after"))
     figures = result["world_model"]
     auc, off = figures["success_auc"], figures["delta_success"]
-    judged = "unknown: held-out episodes of one outcome" if auc is None else f"{auc:.2f}"
+    auc_text = "unknown: held-out episodes of one outcome" if auc is None else f"{auc:.2f}"
     line = (
         f"imagined success {_percent(after.success)} ({_interval(after)}), before training {_percent(before.success)} "
         f"({_interval(before)}), {result['episodes']} held-out starts; no simulator was asked. The world model: AUC of "
-        f"success {judged}, success of recorded actions {100 * off:.0f} points off"
+        f"success {auc_text}, success of recorded actions {100 * off:.0f} points off"
     )
     return line if result["trained"] else f"{line}. Below stop_below_auc, so the policy is as cloned"
 

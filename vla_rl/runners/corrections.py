@@ -120,7 +120,6 @@ def serving_arm(
     *,
     robot: Path,
     instruction: str,
-    max_steps: int = MAX_STEPS,
     address: Address | None = None,
 ) -> Iterator[CorrectionServer]:
     """As ``serving``, on the arm of the file ``robot``. RobotError if the arm, or the policy on it, cannot be used."""
@@ -132,7 +131,7 @@ def serving_arm(
     file, spec = read_robot(robot), read_bundle_info(live).robot
     with connected(file, name="vla_rl_correct") as connection:
         arm = ArmEnv(
-            file, connection, spec, name=robot.stem, instruction=instruction, max_steps=max_steps,
+            file, connection, spec, name=robot.stem, instruction=instruction, max_steps=MAX_STEPS,
             held=config.control.held,
         )  # fmt: skip
         with (

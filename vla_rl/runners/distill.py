@@ -52,7 +52,7 @@ def distill(experiment: Experiment, bundle: Path, out: Path) -> dict[str, Any]:
         fit_student(student, teacher, store, experiment, out)
         save_bundle(student, out / "bundle", provenance=Provenance(git_revision=git_revision(), parent=parent))
         policies = {"teacher": teacher, "student": student.eval()}
-        result: dict[str, Any] = {name: judged(policy, env, experiment) for name, policy in policies.items()}
+        result: dict[str, Any] = {name: evaluated(policy, env, experiment) for name, policy in policies.items()}
     finally:
         env.close()
     result |= {"bundle": str(out / "bundle"), "denoising_steps": settings.denoising_steps}
@@ -96,7 +96,7 @@ def fit_student(student: Policy, teacher: Policy, store: EpisodeStore, experimen
     student.prepare_to_explore()
 
 
-def judged(policy: Policy, env: VectorEnv, experiment: Experiment) -> dict[str, Any]:
+def evaluated(policy: Policy, env: VectorEnv, experiment: Experiment) -> dict[str, Any]:
     """Success of the deployed policy, and the milliseconds that encoding and acting take."""
     seed, episodes = experiment.evaluation_seed, experiment.evaluation.episodes
     starts = evaluation_starts(experiment.sim, num_tasks=len(env.spec.tasks), seed=seed, episodes=episodes)

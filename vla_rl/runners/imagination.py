@@ -348,7 +348,7 @@ def whole_episodes(
     max_steps: int,
     count: int,
 ) -> tuple[ImaginedEnv, list[StartState]]:
-    """Imagined episodes from the starts of (up to ``count`` of) ``episodes`` to their end, judged as for estimates.
+    """Imagined episodes from the starts of (up to ``count`` of) ``episodes`` to their end, rewarded as for estimates.
 
     The seeds of these starts are numbers of the episodes among ``clips``.
     """

@@ -1,4 +1,4 @@
-"""Fit a reward model to preferences between recorded observations, and judge it on other episodes."""
+"""Fit a reward model to preferences between recorded observations, and evaluate it on other episodes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def fit_preferences(
     report = {
         "preferences": str(folder),
         "sha256": save_reward_model(PREFERENCES, model, folder, tasks=recorded.tasks),
-        **_judged(model, recorded, reported, device),
+        **_evaluated(model, recorded, reported, device),
         **assess_progress(model, recorded, progress_targets(recorded, ProgressConfig()), np.flatnonzero(held_out)),
         "data": {"fit": len(fitted), "report": len(reported), "no_preference": len(pairs) - len(pairs.decided())},
     }
@@ -115,7 +115,7 @@ def _divided(pairs: Pairs, held_out: Bool[np.ndarray, " F"]) -> tuple[Pairs, Pai
     return fitted, reported
 
 
-def _judged(model: PreferenceModel, recorded: LabeledEpisodes, reported: Pairs, device: Device) -> dict[str, Any]:
+def _evaluated(model: PreferenceModel, recorded: LabeledEpisodes, reported: Pairs, device: Device) -> dict[str, Any]:
     """{accuracy, truth_accuracy, label_accuracy}: model by labels, model by the truth, labels by the truth."""
     truth = TruthLabels(recorded, TruthLabelsConfig(), device)
     known = np.column_stack([reported.rows[:, :2], truth(reported.first, reported.second)])

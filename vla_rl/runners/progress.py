@@ -1,4 +1,4 @@
-"""Fit a progress model to recorded successes, and judge it on other episodes."""
+"""Fit a progress model to recorded successes, and evaluate it on other episodes."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class FakeArm(Node):
         self._timer = self.create_timer(0.05, self._check_success)
         self._simulated_s = 0.0  # time of the physics, on the clock of this node
         self._lock = threading.Lock()
-        self._arm = TabletopArm()
+        self.arm = TabletopArm()
         self._shared = SharedState()
         self._held: list[JointState] = []
         self.ending = threading.Event()
@@ -96,10 +96,10 @@ class FakeArm(Node):
             time.sleep(max(0.0, due_s - time.monotonic()))
             with self._lock:
                 self.advance()
-                joints, speeds, measured_s = self._arm.joints, self._arm.speeds, self._simulated_s
+                joints, speeds, measured_s = self.arm.joints, self.arm.speeds, self._simulated_s
                 if tick % 8 == 0:
                     fault = str(self.get_parameter("camera_fault").value)
-                    self._shared.write(self._arm.task, self._arm.seed, self._arm.qpos, fault)
+                    self._shared.write(self.arm.task, self.arm.seed, self.arm.qpos, fault)
             tick += 1
             self._publish_joints(joints, speeds, measured_s, tick)
 
@@ -113,12 +113,8 @@ class FakeArm(Node):
         while self._simulated_s + 1.0 / JOINT_HZ <= now_s:
             self._simulated_s += 1.0 / JOINT_HZ
             position, speed, _ = self._trajectory.sample(self._simulated_s)
-            self._arm.drive(position, speed)
-            self._arm.step()
-
-    def measured(self) -> NDArray[np.float64]:
-        """Positions of ``JOINTS``."""
-        return self._arm.joints
+            self.arm.drive(position, speed)
+            self.arm.step()
 
     def start_cameras(self) -> None:
         height, width, hz = (
@@ -128,16 +124,16 @@ class FakeArm(Node):
 
     def _check_success(self) -> None:
         with self._lock:
-            qpos = self._arm.qpos
-        self._publish_outcome(self._arm.outcome(qpos))
+            qpos = self.arm.qpos
+        self._publish_outcome(self.arm.outcome(qpos))
 
     def _begin_episode(self) -> None:
         task, seed = str(self.get_parameter("task").value), int(self.get_parameter("seed").value or 0)
         with self._lock:
-            self._arm.begin(task, seed)
+            self.arm.begin(task, seed)
             self._simulated_s = self._now_s()
-            self._trajectory = Trajectory(self._arm.joints, self._simulated_s)
-        self._instruction.publish(String(data=self._arm.layout.instruction))
+            self._trajectory = Trajectory(self.arm.joints, self._simulated_s)
+        self._instruction.publish(String(data=self.arm.layout.instruction))
         self._publish_outcome((False, False))
 
     def _publish_outcome(self, outcome: tuple[bool, bool]) -> None:
@@ -146,7 +142,7 @@ class FakeArm(Node):
 
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         self._begin_episode()
-        response.success, response.message = True, self._arm.layout.instruction
+        response.success, response.message = True, self.arm.layout.instruction
         return response
 
     def _follow(self, message: JointTrajectory) -> None:

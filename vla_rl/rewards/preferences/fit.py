@@ -1,4 +1,4 @@
-"""A preference model is fitted to labeled pairs, and judged on others."""
+"""A preference model is fitted to labeled pairs, and evaluated on others."""
 
 from __future__ import annotations
 
