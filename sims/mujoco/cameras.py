@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -16,6 +16,7 @@ VISUAL_GROUPS = (1, 2)
 NEVER_DRAWN = 5  # a group that MuJoCo's default options hide
 
 
+@runtime_checkable
 class RenderSettings(Protocol):
     """Of an adapter's configuration."""
 
