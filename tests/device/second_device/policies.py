@@ -69,7 +69,7 @@ def test_every_policy_acts_and_learns(name: str) -> None:
 
 @pytest.mark.parametrize("name", TINY)
 def test_the_measurements_of_published_policies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float32: ``torch.autocast`` changes nothing on this device. Everything is done, but no duration is measured."""
+    """In float32: ``torch.autocast`` changes nothing on this device. All is done, but no duration is measured."""
 
     def once(work: Callable[[], object], *, repeats: int = 1) -> float:
         work()
