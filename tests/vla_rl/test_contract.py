@@ -14,13 +14,18 @@ import pytest
 from websockets.sync.client import connect
 
 from policies.bundle import load_bundle, save_bundle
+from policies.compact_encoder import CompactEncoderConfig
+from policies.denoising.action_expert import ActionExpertConfig
+from policies.denoising.policy import DenoisingPolicyConfig
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
+from policies.registry import build_policy
 from policies.residual.policy import residual_on
 from real_robot.serving.protocol import Hello, unpack
 from sims.registry import splits
 from sims.tabletop import TabletopConfig
 from tests.vla_rl.command import answer, vla_rl
 from vla_rl.bench.options import EXAMPLE_ROBOT
+from vla_rl.bench.policy import learning
 from vla_rl.bench.serving import latency_rows
 from vla_rl.bench.world_model import world_model_rows
 from vla_rl.config.controls import CONTROLS
@@ -225,6 +230,20 @@ def test_bench() -> None:
     result = answer("bench", "policy", "--policy", "gaussian", "--json")
     assert {"bench", "machine", "rows"} <= set(result)
     assert all({"name", "value", "unit", "ratio", "against"} <= set(row) for row in result["rows"])
+
+
+def test_bench_leaves_out_a_frozen_encoder() -> None:
+    encoder = CompactEncoderConfig(width=16, text_width=16, image_widths=(8,))
+    config = DenoisingPolicyConfig(encoder=encoder, expert=ActionExpertConfig(depth=1))
+    policy = build_policy(config, EXAMPLE_ROBOT)
+    work = learning(policy, batch=2)
+    encoding = set(policy.parameter_groups()["encoder"])
+    for name, encoder_learns in (("PPO, frozen encoder", False), ("PPO forward + backward", True)):
+        policy.zero_grad()
+        work[name]()
+        learned = {parameter for parameter in policy.parameters() if parameter.grad is not None}
+        assert learned - encoding
+        assert bool(learned & encoding) == encoder_learns
 
 
 def test_bench_compares_the_world_model_with_the_simulator() -> None:
