@@ -101,6 +101,12 @@ def weights(policy: Policy) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().cpu() for name, tensor in policy.state_dict().items()}
 
 
+def same_weights(one: Policy, other: Policy) -> bool:
+    """Bit for bit."""
+    expected, found = weights(one), weights(other)
+    return expected.keys() == found.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def rewarded(device: Device, side: torch.device) -> Algorithm:
     """PPO whose only reward is a classifier that always declares success at its second classified observation."""
     env = PointEnv(num_envs=4, max_steps=24, device=side)

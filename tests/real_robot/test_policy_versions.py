@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from tests.real_robot.small_policies import other_robot, small_policy
 from tests.real_robot.test_control_thread import wait
 
 TOKEN = "0123456789abcdef"
+POLL_S = 0.1
 
 
 def ended(fingerprint: str, outcome: EpisodeOutcome, *, intervened: int = 0) -> EpisodeEnd:
@@ -45,6 +47,11 @@ def bundle(tmp_path: Path) -> Path:
     path = tmp_path / "bundle"
     write(path, 1)
     return path
+
+
+@pytest.fixture(autouse=True)
+def frequent_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("real_robot.serving.versions.POLL_S", POLL_S)
 
 
 def version(versions: Versions) -> str:
@@ -70,18 +77,27 @@ def test_a_worse_version_is_rolled_back_and_not_offered_again(bundle: Path) -> N
         versions.offer(load_backend(bundle))
 
 
-def test_a_bundle_with_weights_that_are_not_numbers_is_not_served(bundle: Path) -> None:
+def test_a_bundle_with_weights_that_are_not_numbers_is_not_served(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     versions = Versions(load_backend(bundle))
-    first = version(versions)
+    first, tries = version(versions), []
+
+    def load(path: Path) -> ChunkBackend:
+        tries.append(path)
+        return load_backend(path)
+
     policy = small_policy(seed=2, robot=other_robot(action_dim=4))
     for parameter in policy.parameters():
         parameter.data.fill_(1e17)  # finite, but nothing computed from it is
     broken = save_bundle(policy, bundle).sha256
     with pytest.raises(ValueError, match="gives actions that are not finite"):
         load_backend(bundle)
-    watcher = BundleWatcher(versions, bundle, load_backend)
-    time.sleep(2.5)  # longer than it takes to notice a new bundle
-    watcher.close()
+    with closing(BundleWatcher(versions, bundle, load)):
+        wait(lambda: bool(tries))
+    said = capsys.readouterr().err
+    assert said.startswith("the new bundle is not served: ")
+    assert "gives actions that are not finite" in said
     assert version(versions) == first != broken
 
 
@@ -90,19 +106,20 @@ def test_a_bundle_whose_export_comes_later_is_served_then(bundle: Path, capsys: 
     first, tries = version(versions), []
 
     def load(path: Path) -> ChunkBackend:
-        tries.append(path)
+        tries.append(time.monotonic())
         if not (path / "policy.onnx").exists():
             raise UserError("Run: vla-rl export BUNDLE --to onnx")
         return load_backend(path)
 
     second = write(bundle, 2)
     with closing(BundleWatcher(versions, bundle, load)):
-        time.sleep(4.5)
-        assert 1 <= len(tries) <= 3  # with growing pauses
+        wait(lambda: len(tries) >= 4)
         assert version(versions) == first
         (bundle / "policy.onnx").touch()
         wait(lambda: version(versions) == second)
     assert len(capsys.readouterr().err.splitlines()) == 2
+    pauses = [after - before for before, after in pairwise(tries[:4])]
+    assert all(pause >= POLL_S * 2**number for number, pause in enumerate(pauses))
 
 
 def test_a_version_that_fails_while_it_serves_is_rolled_back_at_once(bundle: Path) -> None:
@@ -171,7 +188,7 @@ def test_a_version_is_compared_with_the_newest_earlier_one_of_which_enough_is_kn
 
 
 def test_an_older_bundle_that_is_put_back_serves_again_unless_it_was_rolled_back(
-    bundle: Path, capsys: pytest.CaptureFixture[str]
+    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versions, watcher = follow(bundle, load_backend)
     first = version(versions)
@@ -183,8 +200,15 @@ def test_an_older_bundle_that_is_put_back_serves_again_unless_it_was_rolled_back
     assert [(one["version"], one["episodes"]) for one in versions.summary()] == [(second[:12], 0), (first[:12], 1)]
     versions.report_fault(second, "by hand")
     capsys.readouterr()
+    tries, checked = [], versions.check
+
+    def check(fingerprint: str) -> None:
+        tries.append(fingerprint)
+        checked(fingerprint)
+
+    monkeypatch.setattr(versions, "check", check)
     write(bundle, 2)
-    time.sleep(3.5)  # several polls
+    wait_for(lambda: len(tries) >= 3)
     watcher.close()
     said = f"the new bundle is not served: version {second[:12]} was rolled back before: by hand"
     assert capsys.readouterr().err.splitlines() == [said]

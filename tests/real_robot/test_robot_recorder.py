@@ -119,13 +119,14 @@ def test_the_episode_of_a_killed_node_is_committed_as_truncated(tmp_path: Path) 
     assert not episode.succeeded
 
 
-def test_closing_returns_at_once_although_the_disk_hangs(tmp_path: Path) -> None:
+def test_closing_returns_at_once_although_the_disk_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("real_robot.recorder.MAX_QUEUED", 400)
     recorder = Recorder(tmp_path)
     assert recorder._process is not None
     recorder._process.send_signal(signal.SIGSTOP)
     recorder.begin(instruction="x", **HEAD)
     image = {"agent": np.zeros((400, 400, 3), np.uint8)}
-    for i in range(5000):  # more than the queue holds
+    for i in range(500):  # more than the queue holds
         recorder.observation(i, image, np.zeros(3, np.float32))
     assert "too slow" in recorder.problem
     began = time.monotonic()

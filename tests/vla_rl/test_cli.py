@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import re
@@ -247,21 +246,6 @@ def test_the_run_folder_is_named_after_the_configuration():
     command = cli.parse(["train", "configs/pick.yaml"])
     assert isinstance(command, cli.Train)
     assert command.run_folder() == Path("runs/pick")
-
-
-def test_doctor_checks_this_machine_and_prints_json():
-    done = vla_rl("doctor", "--json")
-    checks = {check.pop("name"): check for check in json.loads(done.stdout)["checks"]}
-    assert done.returncode == (1 if any(check["status"] == "failed" for check in checks.values()) else 0)
-    assert {"python", "torch", "cuda", "mujoco", "render-egl", "render-osmesa", "video", "disk"} <= set(checks)
-    assert {"ros2", "browser", "ray", "transformers", "memory"} <= set(checks)
-    assert {"train in a simulator", "from bundle to arm"} <= set(checks)
-    for name in ("torch", "mujoco", "video", "memory"):
-        assert checks[name]["status"] == "ok", checks[name]
-    for check in checks.values():
-        assert set(check) == {"status", "detail", "fix"}
-        assert check["status"] in ("ok", "missing", "failed")
-        assert check["status"] == "ok" or check["fix"]
 
 
 def test_a_journey_lacks_what_is_not_ok():

@@ -14,11 +14,18 @@ import pytest
 from websockets.sync.client import connect
 
 from policies.bundle import load_bundle, save_bundle
+from policies.compact_encoder import CompactEncoderConfig
+from policies.denoising.action_expert import ActionExpertConfig
+from policies.denoising.policy import DenoisingPolicyConfig
+from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
+from policies.registry import build_policy
 from policies.residual.policy import residual_on
 from real_robot.serving.protocol import Hello, unpack
 from sims.registry import splits
 from sims.tabletop import TabletopConfig
 from tests.vla_rl.command import answer, vla_rl
+from vla_rl.bench.options import EXAMPLE_ROBOT
+from vla_rl.bench.policy import learning
 from vla_rl.bench.serving import latency_rows
 from vla_rl.bench.world_model import world_model_rows
 from vla_rl.config.controls import CONTROLS
@@ -41,7 +48,8 @@ def printed_by_process(*arguments: str) -> str:
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("contract") / "run"
     settings = ["--algorithm.iterations", "2", "--evaluation.control_episodes", "2"]
-    printed_by_process("train", str(TINY), "--run-dir", str(folder), *settings)
+    done = vla_rl("train", TINY, "--run-dir", folder, *settings)
+    assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -104,10 +112,14 @@ def test_imitation_leaves_the_folder_of_a_run_as_it_is(run_dir: Path, tmp_path: 
     assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
 
 
-def test_runs(run_dir: Path) -> None:
-    (found,) = answer("runs", run_dir.parent, "--json")["runs"]
-    assert (found["path"], found["state"], found["iterations"]) == (str(run_dir), "finished", 2)
-    assert found["success"] == json.loads((run_dir / "result.json").read_text())["rl"]["success"]
+def test_runs(run_dir: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run_dir, tmp_path / "run")
+    result = json.loads((copy / "result.json").read_text())
+    result["rl"]["success"] = 0.375
+    (copy / "result.json").write_text(json.dumps(result))
+    (found,) = answer("runs", tmp_path, "--json")["runs"]
+    assert (found["path"], found["state"], found["iterations"]) == (str(copy), "finished", 2)
+    assert found["success"] == 0.375
     assert found["bytes"] > 100_000
     assert found["age_s"] < 600
 
@@ -160,12 +172,22 @@ def test_data(run_dir: Path, tmp_path: Path) -> None:
     assert episode.name in str(json.loads(found.stdout)["corrupt"])
 
 
-def test_doctor_audits_a_run(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_checks_this_machine_and_audits_a_run(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("VLA_RL_SIMS", str(tmp_path))  # no other simulator is found
-    checks = json.loads(printed_by_process("doctor", "--run", str(run_dir), "--json"))["checks"]
-    assert [check for check in checks if check["status"] not in ("ok", "missing")] == []
-    assert all({"name", "status", "detail", "fix"} <= set(check) for check in checks)
-    assert [check["status"] for check in checks if check["name"] == "log-prob"] == ["ok"]
+    found = json.loads(printed_by_process("doctor", "--run", str(run_dir), "--json"))["checks"]
+    checks = {check.pop("name"): check for check in found}
+    assert len(checks) == len(found)
+    assert {"python", "torch", "cuda", "mujoco", "render-egl", "render-osmesa", "video", "disk"} <= set(checks)
+    assert {"ros2", "browser", "ray", "transformers", "memory"} <= set(checks)
+    assert {"train in a simulator", "from bundle to arm"} <= set(checks)
+    for name in ("torch", "mujoco", "video", "memory", "log-prob"):
+        assert checks[name]["status"] == "ok", checks[name]
+    for check in checks.values():
+        assert set(check) == {"status", "detail", "fix"}
+        assert check["status"] in ("ok", "missing")  # with a failed one the exit code is 1
+        assert check["status"] == "ok" or check["fix"]
 
 
 def test_doctor_refuses_what_is_not_a_run_with_a_policy(run_dir: Path, tmp_path: Path) -> None:
@@ -205,9 +227,23 @@ def test_doctor_tells_a_fault_of_the_policy_from_other_errors(run_dir: Path, tmp
 
 
 def test_bench() -> None:
-    result = answer("bench", "policy", "--json")
+    result = answer("bench", "policy", "--policy", "gaussian", "--json")
     assert {"bench", "machine", "rows"} <= set(result)
     assert all({"name", "value", "unit", "ratio", "against"} <= set(row) for row in result["rows"])
+
+
+def test_bench_leaves_out_a_frozen_encoder() -> None:
+    encoder = CompactEncoderConfig(width=16, text_width=16, image_widths=(8,))
+    config = DenoisingPolicyConfig(encoder=encoder, expert=ActionExpertConfig(depth=1))
+    policy = build_policy(config, EXAMPLE_ROBOT)
+    work = learning(policy, batch=2)
+    encoding = set(policy.parameter_groups()["encoder"])
+    for name, encoder_learns in (("PPO, frozen encoder", False), ("PPO forward + backward", True)):
+        policy.zero_grad()
+        work[name]()
+        learned = {parameter for parameter in policy.parameters() if parameter.grad is not None}
+        assert learned - encoding
+        assert bool(learned & encoding) == encoder_learns
 
 
 def test_bench_compares_the_world_model_with_the_simulator() -> None:
@@ -220,9 +256,9 @@ def test_bench_compares_the_world_model_with_the_simulator() -> None:
     assert all(row["ratio"] == pytest.approx(row["value"] / rows[0]["value"]) for row in rows[1:])
 
 
-def test_export_and_latency_rows(run_dir: Path, tmp_path: Path) -> None:
+def test_export_and_latency_rows(tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
-    shutil.copytree(run_dir / "bundle", bundle)
+    save_bundle(GaussianPolicy(GaussianPolicyConfig(action_horizon=4, hidden=(256, 256)), EXAMPLE_ROBOT), bundle)
     refused = vla_rl("serve", bundle, "--runtime", "onnx", "--port", 0)
     assert refused.returncode == 2
     assert f"vla-rl export {bundle} --to onnx" in refused.stderr

@@ -22,7 +22,7 @@ from vla_rl.cli.main import main
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.imagination import ImaginationConfig
 from vla_rl.config.loader import load_config
-from vla_rl.runners.imagination import Perturbed, Rounds, branch_steps
+from vla_rl.runners.imagination import Perturbed, Rounds, Validated, branch_steps
 from vla_rl.runners.observe_every import ObserveEvery
 from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips
 from vla_rl.runners.world_model_videos import recorded_chunks, replayed_chunks
@@ -32,7 +32,7 @@ from world_models.evaluation.action_sequences import recorded_sequences
 CONFIG = """\
 extends: {tiny}
 seed: 3
-sim: {{tasks: [reach], num_envs: 4, max_steps: 32}}
+sim: {{tasks: [reach], num_envs: 4, max_steps: 32, image_size: [32, 32]}}
 start: {{episodes: 16}}
 algorithm: {{iterations: 2, chunks: 1}}
 imagination:
@@ -197,8 +197,16 @@ def test_a_replayed_episode_shows_what_was_recorded(run: Path) -> None:
         env.close()
 
 
+@pytest.mark.parametrize(("success", "kept"), [(0.25, "old"), (0.5, "new"), (0.75, "new")])
+def test_the_better_of_two_policies_is_kept_and_of_equal_ones_the_newer(success: float, kept: str) -> None:
+    assert Validated(Path("old"), 0.5).or_better(Validated(Path("new"), success)).bundle == Path(kept)
+
+
 def test_every_round_starts_from_the_best_validated_policy(run: Path) -> None:
-    """Cloning starts from the best so far, imagined training from the better of both; the best of all is shipped."""
+    """Cloning starts from the best so far, imagined training from the better of both; the best of all is shipped.
+
+    Where all succeed equally often, as they may in so small a run, the newest is the best.
+    """
     stages, sha = json.loads((run / "stages.json").read_text()), lambda bundle: read_bundle_info(bundle).sha256
     best, success = run / "imitation" / "bundle", stages["validate_start"]["success"]
     for number in range(2):

@@ -1,5 +1,6 @@
 """Behavior cloning, PPO and language use in a small environment."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ def test_ppo_improves_the_cloned_policy(imitator: DenoisingPolicy, cloned: float
         critic_warmup=1,
         update=UpdateConfig(learning_rate=1e-4, minibatch=256, micro_batch=256, epochs=3),
     )
-    learner = PPO(config, imitator, PointEnv(num_envs=96), seed=0)
+    learner = PPO(config, copy.deepcopy(imitator), PointEnv(num_envs=96), seed=0)
     for _ in range(config.iterations):
         learner.iterate()
     failures = 1 - success(learner.deployed())

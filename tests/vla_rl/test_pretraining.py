@@ -29,6 +29,12 @@ ROBOT = RobotSpec(action_dim=7, state_dim=8, cameras=("agent", "wrist"), image_s
 FIT = PretrainingConfig(steps=4, batch_size=8, fresh=4, pool=20, warmup=1)
 
 
+@pytest.fixture(autouse=True)
+def few_test_scenes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rendering all of them takes longer than everything else here."""
+    monkeypatch.setattr("vla_rl.algorithms.pretraining.TEST_SCENES", 16)
+
+
 def test_pretraining_leaves_a_backbone_and_reports_errors(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     experiment = Experiment(sim=SIM, start=Imitation(policy=POLICY), pretraining=FIT)

@@ -128,7 +128,8 @@ def test_spans_cover_what_the_timer_counts() -> None:
     times, spans = timer.take(), timer.take_spans()[""]
     for name in ("simulate", "render"):
         assert sum(span.seconds for span in spans if span.name == name) == pytest.approx(times[f"time/{name}_s"])
-    assert [span.name for span in spans] == ["simulate", "render", "simulate"] or len(spans) == 2
+    names = [span.name for span in spans]
+    assert names in (["simulate", "render", "simulate"], ["simulate", "render"])
     assert timer.take_spans() == {}
 
 

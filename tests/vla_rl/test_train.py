@@ -21,8 +21,16 @@ GRPO = ["--algorithm.name", "grpo", "--algorithm.iterations", "6", "--algorithm.
         "--algorithm.group_size", "2", "--algorithm.min_success", "0", "--algorithm.max_success", "1"]  # fmt: skip
 
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
 def command(run_dir: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "vla_rl.cli", "train", str(TINY), "--run-dir", str(run_dir), *more]
+
+
+def in_process(run_dir: Path, *more: str) -> None:
+    done = vla_rl("train", TINY, "--run-dir", run_dir, *more)
+    assert done.returncode == 0, done.stderr
 
 
 def numbers(run_dir: Path) -> list[dict[str, float]]:
@@ -44,10 +52,10 @@ def kill_when(process: subprocess.Popen, run_dir: Path, lines: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing interrupted."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    subprocess.run(command(folder), check=True)
+    in_process(folder)
     return folder
 
 
@@ -57,14 +65,15 @@ def test_a_killed_run_resumes_bit_for_bit(whole: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_run_of_grpo_resumes_bit_for_bit(tmp_path: Path) -> None:
-    subprocess.run(command(tmp_path / "whole", *GRPO), check=True)
+    in_process(tmp_path / "whole", *GRPO)
     kill_and_resume(tmp_path / "whole", tmp_path / "killed", *GRPO)
 
 
 def kill_and_resume(whole: Path, killed: Path, *extra: str) -> None:
-    with subprocess.Popen(command(killed, *extra)) as process:
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command(killed, *extra), env=one_thread) as process:
         kill_when(process, killed, lines=3)
-    subprocess.run(command(killed, *extra, "--resume"), check=True)
+    subprocess.run(command(killed, *extra, "--resume"), check=True, env=one_thread)
 
     assert numbers(killed) == numbers(whole)
     assert len(numbers(whole)) == 6
@@ -86,7 +95,7 @@ def test_a_run_resumed_after_its_demonstrations_counts_their_time_once(whole: Pa
         shutil.copy(whole / name, resumed / name)
     demonstrated = json.loads((whole / "stages.json").read_text())["demonstrate"] | {"wall_s": 10_000.0}
     (resumed / "stages.json").write_text(json.dumps({"demonstrate": demonstrated}))
-    subprocess.run(command(resumed, "--resume"), check=True)
+    in_process(resumed, "--resume")
 
     taken = json.loads((resumed / "result.json").read_text())["wall_s"]
     assert taken["collect"] == 10_000.0

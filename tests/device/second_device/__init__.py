@@ -1,4 +1,4 @@
-"""Everything that computes, on the fake second device: each module is run by test_second_device.py in a process of its
+"""Everything that computes, on the fake second device: test_second_device.py runs these modules in a process of their
 own. The device is installed here, before any generator of the project is made."""
 
 import torch

@@ -25,6 +25,7 @@ from tests.device.small_models import (
     algorithm,
     policy_of,
     rewarded,
+    same_weights,
     weights,
 )
 from tests.policies.test_every_policy import CONFIGS
@@ -93,7 +94,7 @@ def test_a_success_classifier_is_the_reward_and_only_named_tensors_cross(side: t
     restore_algorithm(resumed, load_tree(tmp_path / "state.safetensors"))
     whole.iterate()
     resumed.iterate()
-    assert all(torch.equal(value, weights(whole.policy)[key]) for key, value in weights(resumed.policy).items())
+    assert same_weights(whole.policy, resumed.policy)
 
 
 def test_a_success_classifier_is_fitted(tmp_path: Path) -> None:
@@ -126,7 +127,7 @@ def test_a_resumed_run_is_the_same_run(name: str, tmp_path: Path) -> None:
     resumed = algorithm(name, SECOND, DEVICE)
     restore_algorithm(resumed, load_tree(tmp_path / "state.safetensors"))
     resumed.iterate()
-    assert all(torch.equal(value, weights(whole.policy)[key]) for key, value in weights(resumed.policy).items())
+    assert same_weights(whole.policy, resumed.policy)
 
 
 def test_a_checkpoint_goes_to_another_device_and_back(tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_a_checkpoint_goes_to_another_device_and_back(tmp_path: Path) -> None:
         save_tree(tmp_path / "state.safetensors", algorithm_state(learner))
         there = algorithm("ppo", device, side)
         restore_algorithm(there, load_tree(tmp_path / "state.safetensors"))
-        assert all(torch.equal(value, weights(learner.policy)[key]) for key, value in weights(there.policy).items())
+        assert same_weights(learner.policy, there.policy)
         learner = there
     assert learner.iterate()["control_steps"] > 0
 

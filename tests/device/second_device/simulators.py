@@ -22,6 +22,15 @@ from vla_rl.bench.options import BenchOptions
 from vla_rl.bench.train import bench_train
 from vla_rl.bench.transfers import TransferCounter
 
+SMALL = """
+sim: {name: tabletop, tasks: [pick], num_envs: 2, image_size: [16, 16]}
+start:
+  policy:
+    encoder: {width: 32, text_width: 16, image_widths: [8]}
+    expert: {depth: 1}
+algorithm: {chunks: 4, critic_warmup: 0, update: {minibatch: 8, micro_batch: 4, epochs: 1}}
+"""
+
 
 class OnSecondDevice(MujocoBackend):
     """The physics of C MuJoCo, whose tensors are on the device, as those of MuJoCo Warp are."""
@@ -97,8 +106,10 @@ def test_demonstrations_are_recorded(side: torch.device, tmp_path: Path) -> None
     assert len(store.entries()) == 4
 
 
-def test_bench_train_counts_only_named_transfers() -> None:
-    rows = {row["name"]: row["value"] for row in bench_train(BenchOptions(device="fakegpu"))}
+def test_bench_train_counts_only_named_transfers(tmp_path: Path) -> None:
+    config = tmp_path / "small.yaml"
+    config.write_text(SMALL)
+    rows = {row["name"]: row["value"] for row in bench_train(BenchOptions(device="fakegpu", config=config))}
     assert rows["transfers, unnamed"] == 0
     assert rows["transfers, actions"] == 4  # one for each chunk
     assert {name for name in rows if name.startswith("transfers, ")} <= {
