@@ -241,7 +241,7 @@ def test_the_page_opens_from_the_page_of_another_machine(chromium: Browser, runn
 def test_a_session_that_ends_is_said_and_nothing_is_asked_again(
     open_page: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("real_robot.corrections.access.SESSION_LIFE_S", 7.0)
+    monkeypatch.setattr("real_robot.corrections.access.SESSION_LIFE_S", 10.0)
     page = open_page("Sina")
     opened: list[str] = []
     page.on("websocket", lambda socket: opened.append(socket.url))
