@@ -55,11 +55,16 @@ def check_options(command: Any) -> None:
             raise UserError(f"{flag(name)} must be {allowed(annotation)}, got {value}") from None
 
 
+# What stands for a value that may be left out.
+METAVARS = {"str": "TEXT", "Path": "PATH", "PositiveInt": "INT", "Seed": "INT", "PositiveFloat": "FLOAT"}
+
+
 def without_empty_defaults(command: type) -> type:
     """``command``; where the default of an argument is None or nothing, its help alone says what that means."""
     for field in fields(command):
         if field.default in (None, ()):
-            command.__annotations__[field.name] = Annotated[field.type, arg(help_behavior_hint="")]
+            shown = arg(help_behavior_hint="", metavar=METAVARS.get(str(field.type).removesuffix(" | None")))
+            command.__annotations__[field.name] = Annotated[field.type, shown]
     return command
 
 

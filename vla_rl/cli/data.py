@@ -43,8 +43,8 @@ class Data:
     """import: action of the recording that becomes 1"""
     orientation: Literal["as_recorded", "upside_down", "half_turn"] = "as_recorded"
     """import: how the recording's images are oriented, relative to the simulator's"""
-    image_size: tuple[PositiveInt, PositiveInt] | None = None
-    """import: HEIGHT WIDTH of all cameras; images keep their proportions, borders are black (default: as recorded)"""
+    image_size: Annotated[tuple[PositiveInt, PositiveInt] | None, arg(metavar="HEIGHT WIDTH")] = None
+    """import: of all cameras, in pixels; images keep their proportions, borders are black (default: as recorded)"""
     success: str = "recorded"
     """import: recorded (without rewards: at the end), end, none, or a rule such as next.reward>=0.95"""
     to: ExportFormat = "lerobot"
