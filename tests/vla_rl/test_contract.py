@@ -264,6 +264,7 @@ def test_export_and_latency_rows(tmp_path: Path) -> None:
     assert f"vla-rl export {bundle} --to onnx" in refused.stderr
     done = vla_rl("export", bundle, "--to", "onnx")
     assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("tracing the policy")
     assert Path(done.stdout.strip()).stat().st_size > 100_000
     # Not through the command line: torch.compile runs the C++ compiler for minutes on two cores.
     rows = {row["name"]: row for row in latency_rows(bundle, ("eager", "onnx"))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -177,5 +178,5 @@ class Export:
     def run(self) -> None:
         from real_robot.serving.onnx.export import export_onnx
 
-        path = export_onnx(self.bundle)
+        path = export_onnx(self.bundle, report=lambda line: print(line, file=sys.stderr))
         print(json.dumps({"file": str(path)}) if self.json else path)

@@ -7,6 +7,7 @@ import json
 import logging
 import tempfile
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -57,8 +58,8 @@ class DeployedPolicy(nn.Module):
         return self.policy.act_from_noise(context, noise, committed, known)
 
 
-def export_onnx(bundle: Path) -> Path:
-    """Write the graph into the folder ``bundle`` and return its path.
+def export_onnx(bundle: Path, *, report: Callable[[str], None] = lambda line: None) -> Path:
+    """Write the graph into the folder ``bundle`` and return its path; ``report``: what is done meanwhile.
 
     Raises UserError where ONNX is not installed or a graph cannot hold the policy, BundleError for an incomplete
     bundle, RuntimeError if the graph's actions differ from PyTorch's; nothing is written then.
@@ -77,6 +78,7 @@ def export_onnx(bundle: Path) -> Path:
             "use --runtime eager or compiled"
         )
     deployed = DeployedPolicy(policy).eval()
+    report("tracing the policy, then comparing its actions with PyTorch's")
     graph = _trace(deployed)
     max_error = _largest_difference(deployed, graph)
     if not max_error <= TOLERANCE:
