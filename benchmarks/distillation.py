@@ -48,10 +48,8 @@ def main() -> None:
     experiment = load_config(Experiment, arguments.run / "config.yaml", [])
     assert experiment.imagination is not None
     settings, folder = experiment.imagination.model, arguments.run / "imagination" / "round_0"
-    fitted, clips = (
-        load_world_model(folder / WORLD_MODEL_FILE),
-        open_clips([folder / "episodes"], settings.dynamics, "fit"),
-    )
+    fitted = load_world_model(folder / WORLD_MODEL_FILE)
+    clips = open_clips([folder / "episodes"], settings.dynamics, "fit")
 
     teacher = fit_all_noise_levels(
         fitted.dynamics, settings.fit, clips, steps=arguments.fit_steps, seed=experiment.seed

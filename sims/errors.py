@@ -13,9 +13,10 @@ The roots are in the lowest package, so that every package can raise them. Every
 command line is a bug of this program: exit code 1, with a traceback in a file.
 """
 
+import difflib
 import errno
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,12 @@ class DiskFull(RunFailure):
 def reason(error: Exception) -> str:
     """Why a file cannot be read: the system's own words without its number and path, else the parser's."""
     return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+
+
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """The end of a message on an unknown ``name``: the nearest of those allowed; "" where none is near."""
+    near = difflib.get_close_matches(name, list(allowed), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def check_file(option: str, path: Path | None) -> None:

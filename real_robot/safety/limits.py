@@ -5,7 +5,6 @@ A file says ``velocity: 150 deg/s``, not ``2.6``. Each quantity is checked for t
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from real_robot.safety.contact import ContactLimit
 from real_robot.safety.kinematics import JointFrame, Vector
 from real_robot.safety.stopping import Axis, AxisLimits
 from real_robot.safety.workspace import Workspace
-from sims.errors import reason
+from sims.errors import did_you_mean, reason
 
 # unit -> (dimension, factor to SI)
 _UNITS = {
@@ -325,7 +324,5 @@ def check_choice(value: Any, allowed: Iterable[str], where: str) -> Any:
     """``value``, if it is allowed; a ValueError names the place ``where``, the allowed values and the nearest."""
     names = sorted(allowed)
     if value not in names:
-        near = difflib.get_close_matches(str(value), names, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{where}: {value!r} is not one of {names}{hint}")
+        raise ValueError(f"{where}: {value!r} is not one of {names}{did_you_mean(str(value), names)}")
     return value

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sims.errors import UserError, reason
+from sims.errors import UserError, did_you_mean, reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +79,7 @@ def check_name(what: str, name: str, allowed: set[str]) -> None:
     """Raises UserError with the nearest of the allowed names."""
     if name in allowed:
         return
-    near = difflib.get_close_matches(name, allowed, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
+    hint = did_you_mean(name, allowed) or "."
     raise UserError(f"{what} {name!r}{hint} Allowed are {', '.join(sorted(allowed)) or 'none'}")
 
 

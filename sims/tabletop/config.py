@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
+from sims.errors import did_you_mean
 from sims.numbers.ranges import Count, ImageSize, Names, NonNegativeFloat, PositiveInt, SomeNames
 from sims.pretraining import PretrainingScenes
 from sims.tabletop.demonstrators.registry import DemonstratorName
@@ -65,9 +65,9 @@ class TabletopConfig:
         ):
             for value in values:
                 if value not in allowed:
-                    near = difflib.get_close_matches(str(value), allowed, n=1)
-                    hint = f"; did you mean {near[0]!r}?" if near else ""
-                    raise ValueError(f"{field}: got {value!r}, allowed are {', '.join(allowed)}{hint}")
+                    raise ValueError(
+                        f"{field}: got {value!r}, allowed are {', '.join(allowed)}{did_you_mean(str(value), allowed)}"
+                    )
         if not self.tasks or len(set(self.tasks)) != len(self.tasks):
             raise ValueError(f"tasks: got {self.tasks}; name at least one task, each once")
 

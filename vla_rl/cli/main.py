@@ -23,7 +23,7 @@ from typing import Any, NoReturn, Protocol, runtime_checkable
 import tyro
 from tyro.conf import FlagCreatePairsOff
 
-from sims.errors import RunFailure, UserError, is_disk_full
+from sims.errors import RunFailure, UserError, did_you_mean, is_disk_full
 from vla_rl.cli.arguments import check_options, parse_error, without_empty_defaults
 from vla_rl.cli.corrections import Correct, Fleet, Learn
 from vla_rl.cli.data import Data
@@ -126,9 +126,8 @@ def parse(arguments: Sequence[str]) -> Command:
         print(f"vla-rl {version('vla-rl')}")
         raise SystemExit(0)
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
-        near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(COMMANDS)}"
-        raise UserError(f"no command {arguments[0]!r}; {hint}")
+        hint = did_you_mean(arguments[0], COMMANDS) or f"; there are: {', '.join(COMMANDS)}"
+        raise UserError(f"no command {arguments[0]!r}{hint}")
     chosen = COMMANDS.get(arguments[0]) if arguments else None
     options = [field.name.replace("_", "-") for field in fields(chosen)] if chosen is not None else []
     if arguments and arguments[0] in CONTINUING and "--resume" in arguments:

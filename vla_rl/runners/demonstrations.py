@@ -62,11 +62,16 @@ def imitation_of(experiment: Experiment) -> Imitation:
 
 def check_demonstrated(start: Imitation, env: VectorEnv, episodes: int, *, setting: str) -> None:
     """UserError where there is no expert, or fewer ``episodes``, given by ``setting``, than tasks that need one."""
-    if not isinstance(env, DemonstratedEnv):
-        raise UserError(f"{env.spec.name} has no scripted expert: give recorded episodes as start.store")
+    _with_expert(env)
     tasks = len(env.spec.tasks)
     if start.equal_shares and start.missing_tasks == "error" and episodes < tasks:
         raise UserError(f"{setting} must be at least {tasks}, one for each task of sim, got {episodes}")
+
+
+def _with_expert(env: VectorEnv) -> DemonstratedEnv:
+    if not isinstance(env, DemonstratedEnv):
+        raise UserError(f"{env.spec.name} has no scripted expert: give recorded episodes as start.store")
+    return env
 
 
 def _check_layout(store: EpisodeStore, spec: EnvSpec) -> None:
@@ -128,10 +133,8 @@ def demonstrate(
     the environment has no expert, the expert succeeds at no task, or a task is missing and start.missing_tasks does not
     allow it.
     """
-    if not isinstance(env, DemonstratedEnv):
-        raise UserError(f"{env.spec.name} has no scripted expert: give recorded episodes as start.store")
     start = imitation_of(experiment)
-    expert = env.expert(noise=start.noise, seed=spawn_seed(experiment.seed, "expert"))
+    expert = _with_expert(env).expert(noise=start.noise, seed=spawn_seed(experiment.seed, "expert"))
     starts = starts_after(store, experiment, num_tasks=len(env.spec.tasks))
     keep = keep_all if failures else keep_successes
     recorder = RecordedEnv(env, store, source="expert", split=split_of(experiment.sim), keep=keep)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from policies.device import Device, select_device
-from sims.errors import UserError, is_disk_full
+from sims.errors import UserError, is_disk_full, reason
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.config.loader import load_config, save_config
 from vla_rl.runs.changes import check_changes
@@ -182,8 +182,7 @@ def lock_folder(directory: Path) -> TextIO:
     except OSError as error:
         if is_disk_full(error):
             raise
-        reason = (error.strerror or str(error)).lower()
-        raise UserError(f"{directory} cannot be created or written ({reason}); choose another folder") from error
+        raise UserError(f"{directory} cannot be created or written ({reason(error)}); choose another folder") from error
     until = time.monotonic() + LOCK_S
     while True:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import random
@@ -11,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sims.errors import UserError
+from sims.errors import UserError, did_you_mean
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config
 from vla_rl.config.overrides import parse_overrides
@@ -46,8 +45,7 @@ class Space:
         known = dict.fromkeys(field.path for field in config_fields(Experiment))
         for name in self.config.settings:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                raise UserError(f"settings: no setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+                raise UserError(f"settings: no setting {name!r}{did_you_mean(name, known)}")
         for settings in self.corners():
             try:
                 self.experiment(settings, self.config.seeds[0])
