@@ -349,13 +349,20 @@ def write(rows: Sequence[Row], settings: dict[str, float]) -> None:
     """The record: these rows, and those of other numbers of robots that were measured with the same settings."""
     record, measured = read_record("fleet"), {one["robots"] for one in rows}
     same = record.get("settings") == settings
-    kept = [one for one in record["rows"] if one["robots"] not in measured] if same else []
+    kept = [one for one in record["rows"] if "robots" in one and one["robots"] not in measured] if same else []
     together = sorted([*kept, *rows], key=lambda one: int(one["robots"]))
+    totals = [total(what, together) for what in ("lost episodes", "duplicated episodes")]
     counts = " ".join(map(str, sorted(measured)))
     command = f"python -m benchmarks.fleet --robots {counts} --minutes {settings['minutes']:g}"
     if settings["pause_s"] != PAUSE_S:
         command += f" --pause-s {settings['pause_s']:g}"
-    write_record("fleet", together, command=command, kept=[one["name"] for one in kept], settings=settings)
+    write_record("fleet", [*totals, *together], command=command, kept=[one["name"] for one in kept], settings=settings)
+
+
+def total(what: str, rows: Sequence[Row]) -> Row:
+    """Of all fleets."""
+    counted = [one for one in rows if one["name"].startswith(what)]
+    return row(what, sum(one["value"] for one in counted), "episodes", against=f"{len(counted)} fleets")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

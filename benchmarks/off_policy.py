@@ -6,8 +6,10 @@
 For each seed: demonstrations with human errors and a cloned policy as configs/off_policy/NAME.yaml says, once for all
 arms (--section.key VALUE overrides any setting). Every arm then learns for --steps control steps, the warm-up included,
 and is evaluated on the same held-out starts every --every steps. CPU seconds are of this process, learning and acting,
-without evaluation. Writes benchmarks/results/off_policy_NAME_TASK.json: success at the end, mean over seeds with an
-interval over seeds and episodes; the curves.
+without evaluation. Writes benchmarks/results/off_policy_TASK.json: success of the cloned policy ("base") and of each arm
+at the end, mean over seeds with an interval over seeds and episodes; the curves. "ppo at the same success, step ratio":
+control steps until the full method first has the success that PPO ends with, of those that PPO took; no value where a
+seed does not get there.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -30,7 +33,7 @@ from sims.starts import StartSequence
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.algorithm import Algorithm
 from vla_rl.algorithms.registry import build_algorithm
-from vla_rl.bench.record import Row, write_record
+from vla_rl.bench.record import Row, row, write_record
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.config.loader import load_config
@@ -71,8 +74,8 @@ def main() -> None:
             curve = learn(experiment, bundle, store, arguments, title=f"seed {seed}, {arm}")
             found[arm].append({"seed": seed, "curve": curve})
             write_record(
-                f"off_policy_{arguments.name}_{tasks}",
-                rows_of(found, arguments.episodes),
+                f"off_policy_{tasks}",
+                rows_of(arguments.name, found, arguments.episodes),
                 command=command,
                 curves=found,
             )
@@ -141,14 +144,32 @@ def evaluate(algorithm: Algorithm, experiment: Experiment, episodes: int) -> flo
     return float(success)
 
 
-def rows_of(found: Mapping[str, Sequence[Mapping[str, Any]]], episodes: int) -> list[Row]:
-    """Success of each arm before and after."""
-    rows = []
-    for arm, runs in found.items():
-        for when, index in (("before", 0), ("after", -1)) if runs else ():
-            ends = [{"seed": run["seed"], when: run["curve"][index] | {"episodes": episodes}} for run in runs]
-            rows.append(mean_row(f"{arm}, success {when}", ends, when))
+def rows_of(name: str, found: Mapping[str, Sequence[Mapping[str, Any]]], episodes: int) -> list[Row]:
+    """Success before, of each arm after, and how many of PPO's control steps the full method needs for its success."""
+    measured = {arm: runs for arm, runs in found.items() if runs}
+    first = next(iter(measured.values()))
+    rows = [success_row("base", first, 0, episodes)]
+    for arm, runs in measured.items():
+        shown = {"full": name, "ppo": "ppo"}.get(arm, f"{name}, {arm}")
+        rows.append(success_row(shown, runs, -1, episodes))
+    if {"full", "ppo"} <= measured.keys():
+        pairs = zip(measured["full"], measured["ppo"], strict=False)
+        ratios = [step_ratio(full["curve"], ppo["curve"]) for full, ppo in pairs]
+        value = None if None in ratios else mean(ratios)
+        rows.append(row("ppo at the same success, step ratio", value, "1", values=ratios))
     return rows
+
+
+def success_row(name: str, runs: Sequence[Mapping[str, Any]], index: int, episodes: int) -> Row:
+    ends = [{"seed": run["seed"], "end": run["curve"][index] | {"episodes": episodes}} for run in runs]
+    return mean_row(name, ends, "end")
+
+
+def step_ratio(curve: Sequence[Mapping[str, float]], ppo: Sequence[Mapping[str, float]]) -> float | None:
+    """Control steps until ``curve`` first has the success that ``ppo`` ends with, of those that ``ppo`` took."""
+    last = ppo[-1]
+    steps = (point["control_steps"] for point in curve if point["success"] >= last["success"])
+    return next((taken / last["control_steps"] for taken in steps), None)
 
 
 if __name__ == "__main__":

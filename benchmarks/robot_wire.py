@@ -96,8 +96,8 @@ def main() -> None:
     seconds = time.monotonic() - began
     sim = simulated(bundle, QUICK_START, options.episodes)
     rows = [
-        *success_rows("over the wire", starts, [one.success for one in attempts]),
-        *success_rows("in simulation", starts, evaluate(bundle, sim, starts)),
+        *success_rows("success over the wire", starts, [one.success for one in attempts]),
+        *success_rows("success in simulation", starts, evaluate(bundle, sim, starts)),
         *success_rows("stopped", starts, [bool(one.stopped) for one in attempts]),
         *(row(name.replace("_", " "), counted[name], unit) for name, unit in COUNTERS.items()),
         row("time over the wire", seconds, "s"),

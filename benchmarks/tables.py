@@ -241,16 +241,16 @@ def imagination_baselines() -> str:
 
 def off_policy() -> str:
     """A residual learned off-policy, and PPO of the same cloned policy, after about as many control steps."""
-    record = read_record("off_policy_resfit_pick")
+    record = read_record("off_policy_pick")
     rows = []
-    for arm, text in {"full": "residual, off-policy", "ppo": "PPO"}.items():
+    for arm, name, text in (("full", "resfit", "residual, off-policy"), ("ppo", "ppo", "PPO")):
         seconds, steps = (
             mean(run["curve"][-1][key] for run in record["curves"][arm]) for key in ("cpu_s", "control_steps")
         )
-        cells = (share(named(record, f"{arm}, success {when}")) for when in ("before", "after"))
+        cells = (share(named(record, each)) for each in ("base", name))
         rows.append([text, *cells, f"{steps:,.0f}", f"{seconds:.0f}"])
     head = ["`pick`", "before", "after", "control steps", "processor time [s]"]
-    note = over_seeds("off_policy_resfit_pick", record, named(record, "full, success after"))
+    note = over_seeds("off_policy_pick", record, named(record, "resfit"))
     return f"{table(head, rows)}\n\n{note}"
 
 
@@ -340,7 +340,7 @@ def families() -> str:
 def robot() -> str:
     """The policy over ROS topics, and an hour of the node."""
     wire, hour = read_record("robot_wire"), read_record("robot_hour")
-    rows = [[f"success {name}", share(named(wire, name))] for name in ("over the wire", "in simulation")]
+    rows = [[name, share(named(wire, name))] for name in ("success over the wire", "success in simulation")]
     rows += [[f"in an hour: {name}", quantity(named(hour, name))] for name in ("missed ticks", "holds", "filter p99")]
     return table(["", ""], rows) + f"\n\n* {source('robot_wire', wire)}\n* {source('robot_hour', hour)}"
 

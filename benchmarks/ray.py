@@ -1,6 +1,6 @@
 """What collectors and asynchrony gain in wall-clock time, on a machine with nothing else to do.
 
-    python -m benchmarks.ray_speed [--only PPO RLPD] [--iterations 12] [--envs 64] [--chunks 16] [--repeats 3]
+    python -m benchmarks.ray [--only PPO RLPD] [--iterations 12] [--envs 64] [--chunks 16] [--repeats 3]
 
 PPO on the quick start's four tasks, with its policy untrained and the rollouts of its size, in four shards. The same
 iterations with one collector and with two, synchronous and with ``staleness: 1``. Speed is iterations per second
@@ -16,7 +16,7 @@ Synchronous and asynchronous runs take turns, ``repeats`` times; a figure is the
 those of the pairs, ``load`` the load averages after each pair. Learner and actor have a core each: where other work has
 the cores too, and this a higher priority, Linux may leave both on one. What one iteration acts and what it learns, in
 turns, are rows too: (acting + learning) / max(acting, learning) is all that can be gained. Writes
-benchmarks/results/ray_speed.json; --only leaves the rows of the other in the file.
+benchmarks/results/ray.json; --only leaves the rows of the other in the file.
 """
 
 from __future__ import annotations
@@ -111,10 +111,10 @@ def ppo(options: argparse.Namespace, folder: Path) -> list[Row]:
         collecting[collectors, staleness] = collecting_s(run)
     one = found[1, 0]
     return [
-        row("collecting, 2 collectors", collecting[1, 0] / collecting[2, 0], "x", against="1.7 x, 1 collector"),
+        row("speed-up of 2 collectors", collecting[1, 0] / collecting[2, 0], "x", against="1.7 x, 1 collector"),
         row("iterations, 2 collectors", found[2, 0] / one, "x", against="1 collector"),
-        row("asynchronous, 1 collector", found[1, 1] / one, "x", against="1.3 x, synchronous, 1 collector"),
-        row("asynchronous, 2 collectors", found[2, 1] / found[2, 0], "x", against="synchronous, 2 collectors"),
+        row("asynchronous speed-up", found[1, 1] / one, "x", against="1.3 x, synchronous, 1 collector"),
+        row("asynchronous speed-up, 2 collectors", found[2, 1] / found[2, 0], "x", against="synchronous, 2 collectors"),
         row("iterations per second", one, "1/s", against="1 collector, synchronous"),
         attainable(),
     ]
@@ -169,11 +169,11 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         rows = [made for method in options.only for made in METHODS[method](options, Path(name))]
-    measured, earlier = {made["name"] for made in rows}, read_record("ray_speed").get("rows", [])
+    measured, earlier = {made["name"] for made in rows}, read_record("ray").get("rows", [])
     kept = [made for made in earlier if made["name"] not in measured]
     rows = kept + rows
-    command = "python -m benchmarks.ray_speed " + " ".join(sys.argv[1:])
-    write_record("ray_speed", rows, command=command, kept=[made["name"] for made in kept])
+    command = "python -m benchmarks.ray " + " ".join(sys.argv[1:])
+    write_record("ray", rows, command=command, kept=[made["name"] for made in kept])
     for each in rows:
         print(f"{each['name']:44} {each['value']:8.3f} {each['unit']:6} {each['against'] or ''}")
 
