@@ -6,10 +6,10 @@
 For each seed: demonstrations with human errors and a cloned policy as configs/off_policy/NAME.yaml says, once for all
 arms (--section.key VALUE overrides any setting). Every arm then learns for --steps control steps, the warm-up included,
 and is evaluated on the same held-out starts every --every steps. CPU seconds are of this process, learning and acting,
-without evaluation. Writes benchmarks/results/off_policy_TASK.json: success of the cloned policy ("base") and of each arm
-at the end, mean over seeds with an interval over seeds and episodes; the curves. "ppo at the same success, step ratio":
-control steps until the full method first has the success that PPO ends with, of those that PPO took; no value where a
-seed does not get there.
+without evaluation. Writes benchmarks/results/off_policy_TASK.json: success of the cloned policy ("base") and of each
+arm at the end, mean over seeds with an interval over seeds and episodes; the curves. "ppo at the same success, step
+ratio": control steps until the full method first has the success that PPO ends with, of those that PPO took; no value
+where a seed does not get there.
 """
 
 from __future__ import annotations
