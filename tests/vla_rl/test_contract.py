@@ -27,6 +27,7 @@ from tests.vla_rl.command import answer, vla_rl
 from vla_rl.bench.options import EXAMPLE_ROBOT
 from vla_rl.bench.policy import learning
 from vla_rl.bench.serving import latency_rows
+from vla_rl.bench.store import STEPS, store_rows
 from vla_rl.bench.world_model import world_model_rows
 from vla_rl.config.controls import CONTROLS
 from vla_rl.config.experiment import Experiment, FromBundle
@@ -230,6 +231,18 @@ def test_bench() -> None:
     result = answer("bench", "policy", "--policy", "gaussian", "--json")
     assert {"bench", "machine", "rows"} <= set(result)
     assert all({"name", "value", "unit", "ratio", "against"} <= set(row) for row in result["rows"])
+
+
+def test_bench_measures_a_store_in_the_present_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = {row["name"]: row for row in store_rows(2, repeats=1)}
+    frames = len(EXAMPLE_ROBOT.cameras) * (STEPS + 1) * 64 * 64 * 3
+    assert frames < rows["bytes of an episode"]["value"] < 1.1 * frames
+    for name in ("written", "checked", "windows"):
+        assert rows[name]["value"] > 0
+        assert rows[name]["ratio"] > 0
+    assert rows["opened, 4 episodes"]["value"] > 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_bench_leaves_out_a_frozen_encoder() -> None:

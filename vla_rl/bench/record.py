@@ -75,13 +75,15 @@ def read_record(name: str, folder: Path = RESULTS) -> dict[str, Any]:
     return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
-def median_seconds(work: Callable[[], object], *, repeats: int = 5) -> float:
+def median_seconds(
+    work: Callable[[], object], *, repeats: int = 5, clock: Callable[[], float] = time.perf_counter
+) -> float:
     """Median duration of ``repeats`` calls, after one call to warm up; a GPU's work counts until it is done."""
     times = []
     for _ in range(repeats + 1):
-        started = time.perf_counter()
+        started = clock()
         work()
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        times.append(time.perf_counter() - started)
+        times.append(clock() - started)
     return sorted(times[1:])[repeats // 2]

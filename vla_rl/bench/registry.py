@@ -13,6 +13,7 @@ from vla_rl.bench.policy import bench_policy
 from vla_rl.bench.record import Row, machine
 from vla_rl.bench.serving import bench_latency, bench_robot
 from vla_rl.bench.simulators import bench_simulators
+from vla_rl.bench.store import bench_store
 from vla_rl.bench.train import bench_train
 from vla_rl.bench.world_model import bench_world_model
 
@@ -30,6 +31,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "policy": Benchmark(measure=bench_policy, uses=("policy",)),
     "train": Benchmark(measure=bench_train, uses=("device", "config")),
     "memory": Benchmark(measure=bench_memory, uses=("policy",)),
+    "store": Benchmark(measure=bench_store),
     "world-model": Benchmark(measure=bench_world_model),
     "latency": Benchmark(measure=bench_latency, uses=("bundle",)),
     "robot": Benchmark(measure=bench_robot, uses=("bundle",)),

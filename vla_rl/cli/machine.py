@@ -35,7 +35,7 @@ class Doctor:
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure speed and memory: sim, policy, train, memory, world-model, latency, robot."""
+    """Measure speed and memory: sim, policy, train, memory, store, world-model, latency, robot."""
 
     name: Annotated[Positional[str], arg(metavar="NAME")]
     """which benchmark; an unknown name lists them"""
