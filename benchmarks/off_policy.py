@@ -155,7 +155,8 @@ def rows_of(name: str, found: Mapping[str, Sequence[Mapping[str, Any]]], episode
     if {"full", "ppo"} <= measured.keys():
         pairs = zip(measured["full"], measured["ppo"], strict=False)
         ratios = [step_ratio(full["curve"], ppo["curve"]) for full, ppo in pairs]
-        value = None if None in ratios else mean(ratios)
+        reached = [ratio for ratio in ratios if ratio is not None]
+        value = mean(reached) if len(reached) == len(ratios) else None
         rows.append(row("ppo at the same success, step ratio", value, "1", values=ratios))
     return rows
 

@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.ray import FIRST, size, speed, train
+from benchmarks.ray_speed import FIRST, size, speed, train
 from policies.bundle import read_bundle_info
 from sims.errors import UserError
 from vla_rl.bench.record import Row, row, write_record

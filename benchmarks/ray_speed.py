@@ -1,6 +1,6 @@
 """What collectors and asynchrony gain in wall-clock time, on a machine with nothing else to do.
 
-    python -m benchmarks.ray [--only PPO RLPD] [--iterations 12] [--envs 64] [--chunks 16] [--repeats 3]
+    python -m benchmarks.ray_speed [--only PPO RLPD] [--iterations 12] [--envs 64] [--chunks 16] [--repeats 3]
 
 PPO on the quick start's four tasks, with its policy untrained and the rollouts of its size, in four shards. The same
 iterations with one collector and with two, synchronous and with ``staleness: 1``. Speed is iterations per second
@@ -172,7 +172,7 @@ def main() -> None:
     measured, earlier = {made["name"] for made in rows}, read_record("ray").get("rows", [])
     kept = [made for made in earlier if made["name"] not in measured]
     rows = kept + rows
-    command = "python -m benchmarks.ray " + " ".join(sys.argv[1:])
+    command = "python -m benchmarks.ray_speed " + " ".join(sys.argv[1:])
     write_record("ray", rows, command=command, kept=[made["name"] for made in kept])
     for each in rows:
         print(f"{each['name']:44} {each['value']:8.3f} {each['unit']:6} {each['against'] or ''}")
