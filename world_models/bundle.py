@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import save
 
-from policies.bundle import write_atomically
+from episodes.files import write_atomically
 from policies.device import CPU, Device
 from policies.policy import RobotSpec
 from policies.tensor_file import digest, read_tensors
