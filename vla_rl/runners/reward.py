@@ -255,5 +255,5 @@ class WatchedEnv(EnvWrapper):
         for env_id in self._detector.update(self._running, seen, self.env.observe).nonzero().flatten().tolist():
             key = self._start[env_id].task, self._start[env_id].seed
             self.declared[key] = min(self.declared[key], int(self._detector.elapsed[env_id]))
-        self._running &= ~(seen.terminated | seen.truncated)
+        self._running &= ~seen.done
         return step
