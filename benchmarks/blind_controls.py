@@ -84,7 +84,7 @@ def demonstrate(name: str, start: Sequence[StartState]) -> tuple[Demonstrations,
         states.append(env.observe().state)
         actions.append(torch.where(running[-1][:, None], expert.act(), 0.0))
         step = env.step(actions[-1])
-        running.append(~(step.terminated | step.truncated))
+        running.append(~step.done)
     env.close()
     return Demonstrations(torch.stack(states), torch.stack(actions), torch.stack(running[:-1])), step.success
 

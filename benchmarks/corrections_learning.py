@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.learning import mean_row
+from episodes.files import write_json
 from episodes.schema import HUMAN
 from episodes.store import EpisodeStore
 from real_robot.corrections.settings import ControlSettings
@@ -37,7 +38,7 @@ from vla_rl.runners.corrections import BUNDLE, EPISODES, serving
 from vla_rl.runners.demonstrations import collect
 from vla_rl.runners.evaluate import evaluate_path
 from vla_rl.runners.imitation import Cloned, clone, new_policy, recorded_robot
-from vla_rl.runs.run_dir import experiment_device, write_json
+from vla_rl.runs.run_dir import experiment_device
 
 # Demonstrations and updates after which the cloned policy succeeds in about 30 to 50 of 100 episodes.
 START = {"pick": (10, 300), "open_drawer": (6, 200), "reach": (5, 150)}

@@ -30,6 +30,7 @@ from typing import Any
 
 from benchmarks.learning import mean_row
 from benchmarks.world_model import control_steps, evaluated, experiments, finished, in_simulator, last_weights
+from episodes.files import write_json
 from policies.bundle import load_bundle, read_bundle_info
 from sims.vector_env import VectorEnv
 from vla_rl.bench.record import write_record
@@ -38,7 +39,7 @@ from vla_rl.runners.imagination import record_policy
 from vla_rl.runners.imitation import Cloned, clone
 from vla_rl.runners.logs import FIGURES
 from vla_rl.runners.train import logged_failures, opened, starting_bundle
-from vla_rl.runs.run_dir import CONFIG_FILE, Run, write_json
+from vla_rl.runs.run_dir import CONFIG_FILE, Run
 
 VALIDATIONS = 3  # of the start, of the clone of the successes, after imagined training
 

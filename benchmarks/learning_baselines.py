@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learning import mean_row
+from episodes.files import write_json
 from episodes.recorder import RecordedEnv, keep_successes
 from episodes.store import EpisodeStore
 from policies.bundle import load_bundle
@@ -40,7 +41,7 @@ from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.runners.evaluate import PolicyActor, evaluate_policy, run_episodes
 from vla_rl.runners.imitation import Cloned, clone, new_policy
-from vla_rl.runs.run_dir import experiment_device, load_experiment, write_json
+from vla_rl.runs.run_dir import experiment_device, load_experiment
 
 KEPT_ROUNDS = 4  # of successes, so that a round's cloning costs the same at the end as at the beginning
 

@@ -18,7 +18,6 @@ from typing import Any
 
 from benchmarks.learning import mean_row
 from vla_rl.bench.record import RESULTS, read_record
-from vla_rl.intervals import seeds_interval
 
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -59,7 +58,7 @@ def filled(text: str) -> str:
 def learned(name: str) -> str:
     """Success per task before and after a benchmark of benchmarks/learning.py, means over seeds."""
     record = read_record(name)
-    tasks = list(summary(record["runs"][0], "rl")["per_task"])
+    tasks = list(record["runs"][0]["rl"]["per_task"])
     rows = [[task, *(share(named(record, f"{stage} success, {task}")) for stage in ("bc", "rl"))] for task in tasks]
     rows.append(["**all**", *(f"**{share(named(record, f'{stage} success'))}**" for stage in ("bc", "rl"))])
     note = over_seeds(name, record, named(record, "rl success"))
@@ -164,7 +163,7 @@ def learning() -> str:
         record = read_record(path.stem)
         sources.append(source(path.stem, record))
         for run in record["runs"]:
-            cells = [share(summary(run, stage)) for stage in ("bc", "rl", "stochastic")]
+            cells = [share({**run[stage], "value": run[stage]["success"]}) for stage in ("bc", "rl", "stochastic")]
             rows.append([f"`{path.stem.removeprefix('learning_')}`", str(run["seed"]), *cells])
     head = ["configuration", "seed", "imitation", "deployed after RL", "exploring after RL"]
     return table(head, rows) + "\n\n" + "\n".join(f"* {one}" for one in sources)
@@ -173,14 +172,14 @@ def learning() -> str:
 def imagination() -> str:
     """Policies improved in a world model, beside the same without it."""
     arms = {
-        "imitation": ("imitation", "cloned"),
-        "self-imitation": ("successes imitated", "its successes cloned"),
-        "imagination": ("imagination", "imagination"),
-        "loop": ("both", "both"),
-        "simulator 1x": ("simulator", "PPO in the simulator, as many real steps"),
-        "simulator 2x": ("", "twice as many"),
-        "simulator 4x": ("", "four times as many"),
-    }  # row -> its name in results of before, title
+        "imitation": "cloned",
+        "self-imitation": "its successes cloned",
+        "imagination": "imagination",
+        "loop": "both",
+        "simulator 1x": "PPO in the simulator, as many real steps",
+        "simulator 2x": "twice as many",
+        "simulator 4x": "four times as many",
+    }
     tasks = {
         "world_model_drawer": "drawer",
         "world_model_drawer_offset": "drawer, demonstrators with one constant offset",
@@ -189,24 +188,9 @@ def imagination() -> str:
     rows, sources = [], []
     for name, task in tasks.items():
         record = read_record(name)
-        by_name = {row["name"]: row for row in record["rows"]}
-        cells = [by_name.get(arm, _over_seeds(record, f"success, {before}, all")) for arm, (before, _) in arms.items()]
-        rows.append([task, *map(share, cells)])
+        rows.append([task, *(share(found(record, arm)) for arm in arms)])
         sources.append(source(name, record))
-    return (
-        table(["task", *(title for _, title in arms.values())], rows)
-        + "\n\n"
-        + "\n".join(f"* {one}" for one in sources)
-    )
-
-
-def _over_seeds(record: Mapping[str, Any], name: str, episodes: int = 200) -> dict[str, Any] | None:
-    """Of results of before, which have a row of ``episodes`` starts for each seed; None if there are none."""
-    values = [row["value"] for row in record["rows"] if row["name"] == name]
-    if not values:
-        return None
-    counts = [round(value * episodes) for value in values]
-    return {"value": mean(values), "interval": seeds_interval(counts, [episodes] * len(values))}
+    return table(["task", *arms.values()], rows) + "\n\n" + "\n".join(f"* {one}" for one in sources)
 
 
 def imagined_logs() -> str:
@@ -523,14 +507,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
-
-
-def summary(run: Record, stage: str) -> Record:
-    """{value, interval, per_task} of a learning run's stage; records before 2026-11-24 hold them as rows."""
-    if stage in run:
-        return {**run[stage], "value": run[stage]["success"]}
-    row = next(row for row in run["rows"] if row["name"] == f"{stage} success")
-    return {**row, "per_task": run["per_task"].get(stage, {})}
 
 
 def named(record: Record, name: str) -> Record:

@@ -26,6 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from episodes.files import write_json
 from policies.bundle import load_bundle
 from policies.policy import Policy
 from sims.registry import evaluation_starts, make_env
@@ -40,7 +41,7 @@ from vla_rl.runners.train import train
 from vla_rl.runners.world_model import WORLD_MODEL_FILE
 from vla_rl.runs.checkpoint import latest_checkpoint, load_checkpoint, load_tree
 from vla_rl.runs.metrics import read_metrics
-from vla_rl.runs.run_dir import CONFIG_FILE, STAGES_FILE, open_run, write_json
+from vla_rl.runs.run_dir import CONFIG_FILE, STAGES_FILE, open_run
 
 COMPARED = 60  # starts per policy in the comparison of imagined with real success
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from episodes.archive import ArrayLocations, corrupt, map_arrays, read_directory, verify_archive
 from episodes.packing import ATTRIBUTES
-from episodes.schema import ARRAYS, READABLE_SCHEMAS, SCHEMA
+from episodes.schema import ARRAYS, SCHEMA
 
 CATALOG_NAME = "catalog.sqlite"
 _VERSION = 3
@@ -150,7 +150,7 @@ def delete_catalog(folder: Path) -> None:
 
 
 def read_entry(path: Path) -> Entry:
-    """The entry of an episode file of any readable schema, from the file alone. Raises CorruptEpisode."""
+    """The entry of an episode file, from the file alone. Raises CorruptEpisode."""
     try:
         return _read_entry(path)
     except Exception:
@@ -159,12 +159,9 @@ def read_entry(path: Path) -> Entry:
 
 
 def _read_entry(path: Path) -> Entry:
-    stored, attributes = read_directory(path)
-    schema = str(attributes.get("schema"))
-    if schema not in READABLE_SCHEMAS:
-        raise corrupt(path, f"schema is {schema!r}, this version reads {SCHEMA!r} and older")
-    renamed = READABLE_SCHEMAS[schema]
-    locations = {renamed.get(name, name): location for name, location in stored.items()}
+    locations, attributes = read_directory(path)
+    if (schema := attributes.get("schema")) != SCHEMA:
+        raise corrupt(path, f"schema is {schema!r}, this version reads {SCHEMA!r}")
     missing = set(ARRAYS) - set(locations) | set(ATTRIBUTES) - set(attributes)
     if missing:
         raise corrupt(path, f"without {', '.join(sorted(missing))}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 
 def sync(path: Path) -> None:
@@ -13,3 +15,19 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Whatever happens, ``path`` holds its old content or all of ``data``, on the disk."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    sync(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """As ``write_atomically``."""
+    write_atomically(path, json.dumps(value, indent=1).encode())

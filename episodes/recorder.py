@@ -189,7 +189,7 @@ class _StepBuffer:
             self._arrays[name][ids, at] = tensor.detach().cpu().numpy()[ids]
         self._arrays["actor"][ids, at] = np.where(step.intervened.cpu().numpy()[ids], HUMAN, actor)
         self.count[ids] += 1
-        self._running[ids] = ~(step.terminated | step.truncated).cpu().numpy()[ids]
+        self._running[ids] = ~step.done.cpu().numpy()[ids]
 
     def ended(self, env_id: int) -> bool:
         return bool(not self._running[env_id] and self.count[env_id])

@@ -26,11 +26,6 @@ from jaxtyping import Bool, Float32, Float64, Int32, Int64, UInt8
 from sims.errors import DiskFull, UserError
 
 SCHEMA = "vla-rl-episode/2"
-# Schemas that can be read, each with its names of arrays that are called differently now.
-READABLE_SCHEMAS: Mapping[str, Mapping[str, str]] = {
-    "vla-rl-episode/1": {"look_steps": "observation_steps"},
-    SCHEMA: {},
-}
 # "hold": nobody chose; the arm was stopped because a person was lost or let go of the controls.
 ACTORS = ("expert", "policy", "human", "hold")
 EXPERT, POLICY, HUMAN, HOLD = range(4)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import nn
 
-from episodes.files import sync
+from episodes.files import write_atomically
 from policies.device import CPU, Device
 from policies.policy import Policy, RobotSpec
 from policies.residual.registry import BundledConfig, build_bundled
@@ -217,14 +216,3 @@ def read_hashed(
     if wrong := [name for name, tensor in named_tensors(module) if not is_finite(tensor)]:
         raise error_class(f"{path.parent}: {wrong[0]} has entries that are not finite; make it again")
     return module
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Whatever happens, ``path`` holds its old content or all of ``data``, on the disk."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    sync(path.parent)

@@ -9,34 +9,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sims.tensor_dataclass import TensorDataclass
-from sims.vector_env import VectorEnv
+from sims.vector_env import Step, VectorEnv
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChunkStep(TensorDataclass):
+class ChunkStep(Step):
     """Result of a chunk. ``reward`` is discounted within it; the chunk's own discount is gamma ** num_executed.
 
-    ``valid`` is False where the environment failed during this chunk (see Step). Such a chunk must not be learned from;
-    it comes back truncated, with reward 0 and no action executed. ``true_success``: see Step.
+    Where it is not ``valid`` the environment failed during this chunk: it must not be learned from, and comes back
+    truncated, with reward 0 and no action executed.
     """
 
-    reward: Float[Tensor, "*N"]
     num_executed: Int[Tensor, "*N"]
-    terminated: Bool[Tensor, "*N"]
-    truncated: Bool[Tensor, "*N"]
-    success: Bool[Tensor, "*N"]
-    intervened: Bool[Tensor, "*N"]
-    valid: Bool[Tensor, "*N"] = None  # type: ignore[assignment]  # __post_init__ fills it
-    true_success: Bool[Tensor, "*N"] | None = None
-
-    def __post_init__(self) -> None:
-        if self.valid is None:
-            object.__setattr__(self, "valid", torch.ones_like(self.terminated))
-
-    @property
-    def done(self) -> Bool[Tensor, "*N"]:
-        return self.terminated | self.truncated
 
 
 @runtime_checkable

@@ -94,6 +94,10 @@ class Step(TensorDataclass):
         if self.valid is None:
             object.__setattr__(self, "valid", torch.ones_like(self.terminated))
 
+    @property
+    def done(self) -> Bool[Tensor, "*N"]:
+        return self.terminated | self.truncated
+
 
 @dataclass(frozen=True, kw_only=True)
 class StartState:

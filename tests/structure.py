@@ -1,7 +1,5 @@
 """Measurements of the source itself: sizes of functions and files, loose modules, and the graph of imports.
 
-    python -m tests.structure            a table, then the import graph between and inside packages as Mermaid
-
 tests/test_structure.py asserts the limits.
 """
 
@@ -94,14 +92,6 @@ def _imports(module: str) -> Iterator[str]:
             yield from (name if name in known else node.module for name in submodules)
 
 
-def package_imports() -> dict[str, set[str]]:
-    """Package -> other packages that it imports."""
-    graph: dict[str, set[str]] = {package: set() for package in PACKAGES}
-    for module, targets in file_imports().items():
-        graph[module.partition(".")[0]] |= {target.partition(".")[0] for target in targets}
-    return {package: targets - {package} for package, targets in graph.items()}
-
-
 def unit_imports(package: str) -> dict[str, set[str]]:
     """Unit -> other units of ``package``; a unit is a subfolder or a module directly in the folder."""
     graph: dict[str, set[str]] = defaultdict(set)
@@ -146,33 +136,3 @@ def _reachable(graph: Graph, start: str) -> set[str]:
             found.add(node)
             waiting.extend(graph.get(node, ()))
     return found
-
-
-# -- printing -------------------------------------------------------------------------------------------------------
-
-
-def main() -> None:
-    lengths, sizes = [function.lines for function in functions()], list(file_lines().values())
-    print("| | median | p90 | maximum | number |\n|---|---|---|---|---|")
-    for name, values in (("function lines", lengths), ("file lines", sizes)):
-        figures = (percentile(values, 0.5), percentile(values, 0.9), max(values), len(values))
-        print(f"| {name} | " + " | ".join(map(str, figures)) + " |")
-    print("\n| package | loose modules | circles between files | circles between units |\n|---|---|---|---|")
-    for package in PACKAGES:
-        files = [circle for circle in circles(file_imports()) if circle[0].partition(".")[0] == package]
-        print(f"| {package} | {len(loose_modules(package))} | {len(files)} | {len(circles(unit_imports(package)))} |")
-    print("\nUpward imports:", "; ".join(upward_imports()) or "none")
-    for title, graph in (("packages", package_imports()), *((name, unit_imports(name)) for name in PACKAGES)):
-        print(f"\n{title}\n\n```mermaid\ngraph LR")
-        for source, targets in sorted(graph.items()):
-            for target in sorted(targets):
-                print(f"  {_label(source)} --> {_label(target)}")
-        print("```")
-
-
-def _label(name: str) -> str:
-    return name.rpartition(".")[2]
-
-
-if __name__ == "__main__":
-    main()

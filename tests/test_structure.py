@@ -1,4 +1,4 @@
-"""Limits of the source itself; ``python -m tests.structure`` prints what is measured here."""
+"""Limits of the source itself."""
 
 from __future__ import annotations
 

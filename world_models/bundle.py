@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import save
 
-from policies.bundle import write_atomically
+from episodes.files import write_atomically
 from policies.device import CPU, Device
 from policies.policy import RobotSpec
 from policies.tensor_file import digest, read_tensors
@@ -30,7 +30,7 @@ class WorldModelInfo:
     """``usual_error``: the 90 % quantile of the model's own error estimate on calibration episodes.
 
     ``metrics``: of the reward model's calibration on predicted observations. ``reward_every``: control steps between
-    classifications with which its thresholds were set; None where an earlier version saved it.
+    classifications with which its thresholds were set.
     """
 
     dynamics: DynamicsConfig
@@ -38,7 +38,7 @@ class WorldModelInfo:
     robot: RobotSpec
     usual_error: float
     metrics: Mapping[str, float]
-    reward_every: int | None = None
+    reward_every: int
 
 
 @dataclass(frozen=True, kw_only=True)

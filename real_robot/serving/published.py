@@ -15,7 +15,8 @@ import threading
 from collections.abc import Collection
 from pathlib import Path
 
-from policies.bundle import MANIFEST, BundleError, install_bundle, read_bundle_info, write_atomically
+from episodes.files import write_atomically
+from policies.bundle import MANIFEST, BundleError, install_bundle, read_bundle_info
 
 KEPT = 5  # bundles that were not rolled back; also the others are known by their hash
 

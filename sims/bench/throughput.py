@@ -120,7 +120,7 @@ def _ours(config: PoolConfig, simulator: SimulatorClass, *, chunk: int) -> Itera
         taken += chunk
         if chunk == 1:
             step = env.step(actions[:, first])
-            done, steps = step.terminated | step.truncated, n
+            done, steps = step.done, n
         else:
             chunk_step = env.advance(actions[:, first : first + chunk], 1.0)
             done, steps = chunk_step.done, int(chunk_step.num_executed.sum())

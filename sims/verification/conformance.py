@@ -184,7 +184,7 @@ def check_without_success_no_behavior_is_paid(env: VectorEnv) -> None:
             step = env.step(action * sign**i if sign else torch.zeros_like(action))
             total += step.reward
         assert torch.equal(total, step.success.float())
-        assert (step.terminated | step.truncated).all()
+        assert step.done.all()
 
 
 CHECKS: Mapping[str, Callable[[VectorEnv], None]] = {

@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 import zarr
 
+from episodes.archive import write_archive
 from episodes.catalog import CATALOG_NAME, read_entry
 from episodes.maintenance import info, rebuild, verify
 from episodes.overlays import LABELS_NAME, append_changes, append_label, read_changes, read_labels
+from episodes.packing import pack
 from episodes.sampler import WindowSampler
 from episodes.schema import CorruptEpisode, EpisodeError, InvalidEpisode, StoreFull
 from episodes.store import EpisodeStore, Selection
@@ -116,6 +118,31 @@ def test_an_episode_is_written_once(tmp_path):
 def test_a_missing_store_is_reported(tmp_path):
     with pytest.raises(EpisodeError, match=r"nowhere: no such episode store. Record one with: vla-rl collect"):
         EpisodeStore(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("schema", ["vla-rl-episode/1", "vla-rl-episode/3"])
+def test_another_schema_is_reported(tmp_path, schema):
+    path = write_file(tmp_path, {"schema": schema})
+    with EpisodeStore(tmp_path) as store:
+        assert store.select() == []
+        assert f"schema is '{schema}', this version reads 'vla-rl-episode/2'" in store.corrupt[path.name]
+
+
+def test_a_missing_array_is_reported(tmp_path):
+    path = write_file(tmp_path, {}, without="observation_steps")
+    with EpisodeStore(tmp_path) as store:
+        assert "without observation_steps" in store.corrupt[path.name]
+
+
+def write_file(folder: Path, attributes: dict[str, str], *, without: str = "") -> Path:
+    """An episode's file with other ``attributes``, and without one array."""
+    episode = make_episode()
+    arrays, own = pack(episode, jpeg_quality=None)
+    path = folder / f"ep-{episode.id}.zarr.zip"
+    with path.open("wb") as file:
+        kept = {name: array for name, array in arrays.items() if name != without}
+        write_archive(file, arrays=kept, attributes={**own, **attributes})
+    return path
 
 
 def test_selection(tmp_path):

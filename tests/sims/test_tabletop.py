@@ -37,7 +37,7 @@ def starts(n, tasks=ALL, first_seed=0):
 def drive(env, expert, steps):
     for _ in range(steps):
         step = env.step(expert.act())
-        if bool((step.terminated | step.truncated).all()):
+        if bool(step.done.all()):
             break
     return step
 

@@ -18,7 +18,6 @@ from vla_rl.config.errors import ConfigError
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config, save_config
 from vla_rl.config.packaged import PACKAGED, find_config
-from vla_rl.config.renamed import find_hint
 from vla_rl.config.schema import config_fields
 from vla_rl.config.yaml_tree import dump_tree, parse_scalar, read_tree
 from vla_rl.runs.changes import CHANGEABLE, EVALUATIONS, PATHS, check_changes
@@ -237,26 +236,6 @@ def test_an_unknown_name_lists_what_is_registered(write, section: str, registere
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("--start.look_every", "4"), "unknown key 'start.look_every': renamed to 'observe_every' (command line)"),
-        (
-            ("--start.policy.vla.width", "64"),
-            "unknown key 'start.policy.vla.width': renamed to 'policy.encoder.width' (command line)",
-        ),
-        (
-            ("--start.policy.vla.heads", "4", "--start.policy.vla.action_horizon", "8"),
-            "unknown key 'start.policy.vla.heads': renamed to 'policy.expert.heads' (command line)\n"
-            "quickstart.yaml: unknown key 'start.policy.vla.action_horizon': renamed to 'policy.action_horizon' "
-            "(command line)",
-        ),
-        (
-            ("--algorithm.update.train_encoder", "false"),
-            "unknown key 'algorithm.update.train_encoder': replaced by 'frozen'; train_encoder: false is now "
-            "frozen: [encoder] (command line)",
-        ),
-        (
-            ("--sim.variation.mass", "0.1"),
-            "unknown key 'sim.variation': renamed to 'randomization' (command line)",
-        ),
         (
             ("--start.policy.vla.zzz", "4"),
             "unknown key 'start.policy.vla'; allowed here: act, action_horizon, anchor_weight, encoder, "
@@ -268,10 +247,6 @@ def test_a_renamed_setting_gives_the_new_name(write, overrides: tuple[str, ...],
     with pytest.raises(ConfigError) as caught:
         load_config(Experiment, write("seed: 1"), overrides)
     assert str(caught.value) == f"quickstart.yaml: {message}"
-
-
-def test_no_setting_of_today_is_listed_as_renamed():
-    assert [field.path for field in config_fields(Experiment) if find_hint(field.path.split("."))] == []
 
 
 def test_extends_merges_sections_and_replaces_another_variant(write):

@@ -24,8 +24,6 @@ FIELDS = tuple(config_fields(Experiment))
 def texts() -> Iterator[tuple[str, str]]:
     """(where, text) of every string in the source, its interpolations as "{}"."""
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
-        if path.name == "renamed.py":  # names what no longer exists
-            continue
         name = path.relative_to(ROOT)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.JoinedStr):

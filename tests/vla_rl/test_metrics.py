@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from episodes.files import write_json
 from sims.errors import UserError
 from vla_rl.rollouts.timer import Timer
 from vla_rl.runs.metrics import MetricsWriter, read_metrics
@@ -43,6 +45,25 @@ def test_a_new_run_starts_with_no_records(tmp_path: Path):
     write(tmp_path, range(3))
     write(tmp_path, range(2))
     assert [row["iteration"] for row in read_metrics(tmp_path)] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "stages.json"])
+def test_a_replaced_file_and_its_name_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    synced: list[tuple[bool, int]] = []
+    sync = os.fsync
+
+    def record(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        synced.append((stat.S_ISDIR(status.st_mode), status.st_ino))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    if name == "metrics.jsonl":
+        MetricsWriter(tmp_path, tensorboard=False).close()
+    else:
+        write_json(tmp_path / name, {})
+    assert synced == [(False, (tmp_path / name).stat().st_ino), (True, tmp_path.stat().st_ino)]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_values_that_are_not_finite_are_null(tmp_path: Path):

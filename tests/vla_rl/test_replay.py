@@ -425,7 +425,7 @@ def write_reaches(path: Path, first: int, stop: Any) -> None:
         recorder.reset(start=[StartState(task=seed % 3, seed=seed)])
         for _ in range(40):
             recorder.observe()
-            if bool((step := recorder.step(expert.act())).terminated | step.truncated):
+            if bool(recorder.step(expert.act()).done):
                 break
         recorder.commit()
         seed += 1

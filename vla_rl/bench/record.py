@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from vla_rl.runs.run_dir import git_revision, write_json
+from episodes.files import write_json
+from vla_rl.runs.run_dir import git_revision
 
 Row = dict[str, Any]
 VERSIONS = ("torch", "mujoco", "numpy")

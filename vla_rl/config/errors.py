@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,7 +13,6 @@ from pydantic_core import ErrorDetails
 
 from sims.errors import UserError
 from vla_rl.config.allowed import allowed, choices
-from vla_rl.config.renamed import find_hint
 from vla_rl.config.schema import config_fields, hints, plain, union, variants
 from vla_rl.config.yaml_tree import Origin
 
@@ -50,7 +49,7 @@ def _messages(cls: type, error: ValidationError) -> dict[Keys, str]:
     for detail in error.errors(include_url=False):
         if detail["type"] == "unexpected_keyword_argument":
             keys, owner, _ = _locate(cls, detail["loc"][1:])
-            lines |= _unknown_key(detail["input"], keys, owner, cls)
+            lines[keys] = f"unknown key '{'.'.join(keys)}'{_nearest_key(keys, owner, cls)}"
             continue
         short = detail["type"] == "missing" and isinstance(detail["loc"][-1], int)  # a list that should be longer
         keys, _, annotation = _locate(cls, detail["loc"][1 : -1 if short else None])
@@ -102,23 +101,6 @@ def _message(detail: ErrorDetails, keys: Keys, annotation: Any) -> str:
 
 
 # -- unknown keys ---------------------------------------------------------------------------------------------------
-
-
-def _unknown_key(value: Any, keys: Keys, owner: type | None, cls: type) -> dict[Keys, str]:
-    """One message, or where settings inside the unknown section have new names, one for each of those."""
-    if (hint := find_hint(keys)) is not None:
-        return {keys: f"unknown key '{'.'.join(keys)}': {hint}"}
-    inside = {leaf: find_hint(leaf) for leaf in _leaves(value, keys)}
-    renamed = {leaf: f"unknown key '{'.'.join(leaf)}': {hint}" for leaf, hint in inside.items() if hint is not None}
-    return renamed or {keys: f"unknown key '{'.'.join(keys)}'{_nearest_key(keys, owner, cls)}"}
-
-
-def _leaves(value: Any, keys: Keys) -> Iterator[Keys]:
-    if not isinstance(value, dict):
-        yield keys
-        return
-    for key, inner in value.items():
-        yield from _leaves(inner, (*keys, str(key)))
 
 
 def _nearest_key(keys: Keys, owner: type | None, cls: type) -> str:

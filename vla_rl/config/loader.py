@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from policies.bundle import write_atomically
+from episodes.files import write_atomically
 from vla_rl.config.errors import ConfigError, Keys, describe, show
 from vla_rl.config.merge import Report, absolute, ignore, merge, override
 from vla_rl.config.overrides import check_sections, parse_overrides

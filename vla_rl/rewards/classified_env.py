@@ -80,7 +80,7 @@ class ClassifiedEnv(ObservedEnv):
         declared = self.detector.update(running, seen, self.see)
         self._declared |= declared
         self._true = torch.where(declared, seen.success, self._true)
-        self._ended |= declared | seen.terminated | seen.truncated
+        self._ended |= declared | seen.done
         ids = declared.nonzero().flatten().tolist()
         with crossing("checkpoint"):
             held = self.env.capture(ids) if ids and self.spec.can_capture else [None] * len(ids)

@@ -43,7 +43,7 @@ class SuccessDetector:
         """
         config = self.classifier.config
         self.elapsed += running
-        ended = step.terminated | step.truncated
+        ended = step.done
         due = running & step.valid & (ended | (self.elapsed % config.every == 0))
         declared = torch.zeros_like(due)
         ids = due.nonzero().flatten().tolist()

@@ -20,9 +20,10 @@ import numpy as np
 import torch
 from pydantic import TypeAdapter
 
+from episodes.files import write_atomically
 from episodes.sampler import WindowSampler
 from episodes.store import is_store
-from policies.bundle import MANIFEST, install_bundle, load_bundle, read_bundle_info, write_atomically
+from policies.bundle import MANIFEST, install_bundle, load_bundle, read_bundle_info
 from policies.device import select_device
 from policies.policy import Policy
 from policies.residual.critic_guided import CriticGuided

@@ -258,7 +258,7 @@ def run_expert(
             restarts.add(again)
             env.reset(failed, start=again)
             env.observe(failed)
-        ended = (outcome.terminated | outcome.truncated) & outcome.valid & running
+        ended = outcome.done & outcome.valid & running
         if ended.any():
             running &= ~ended
             attempts.add(task[ended], outcome.success[ended])

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from episodes.files import write_json
 from episodes.sampler import WindowSampler
 from episodes.store import EpisodeStore, Selection
 from policies.bundle import Provenance, load_bundle, read_bundle_info, save_bundle
@@ -26,7 +27,7 @@ from vla_rl.config.experiment import Experiment
 from vla_rl.runners.demonstrations import record_policy
 from vla_rl.runners.evaluate import evaluate_policy
 from vla_rl.runners.fit import note_fitted_to, run_fit, settings_of_fit
-from vla_rl.runs.run_dir import experiment_device, git_revision, write_json
+from vla_rl.runs.run_dir import experiment_device, git_revision
 
 TIMED_CHUNKS = 50
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from episodes.files import write_json
 from sims.devices.crossing import crossing
 from sims.errors import UserError
 from sims.numbers.finite import check_metrics
@@ -19,7 +20,6 @@ from vla_rl.runs.checkpoint import latest_checkpoint, load_checkpoint, save_chec
 from vla_rl.runs.metrics import MetricsWriter
 from vla_rl.runs.progress import progress
 from vla_rl.runs.quarantine import quarantine
-from vla_rl.runs.run_dir import write_json
 
 
 @runtime_checkable

@@ -32,7 +32,7 @@ class ObserveEvery(EnvWrapper):
     def step(self, action: Tensor) -> Step:
         step = self.env.step(action)
         self._steps += 1
-        ended = (step.terminated | step.truncated).cpu()
+        ended = step.done.cpu()
         due = self._running & step.valid.cpu() & (ended | (self._steps % self.every == 0))
         self._running &= ~ended
         if due.any():

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool
 
+from episodes.files import write_json
 from episodes.store import EpisodeStore
 from policies.device import CPU, Device
 from sims.numbers.seeding import spawn_seed
@@ -27,7 +28,6 @@ from vla_rl.rewards.scorer import RewardModelError
 from vla_rl.runners.fit import run_fit
 from vla_rl.runners.reward import check_successes, new_reward_model, note_fit
 from vla_rl.runs.progress import progress
-from vla_rl.runs.run_dir import write_json
 
 PAIRS = "pairs.jsonl"
 AT_ONCE = 32  # pairs that are labeled between two writes of the file

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from episodes.files import write_json
 from policies.backbone import backbone_sha256, load_backbone, save_backbone
 from policies.policy import Policy, RobotSpec
 from sims.errors import UserError
@@ -15,7 +16,7 @@ from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.runners.fit import note_fitted_to, run_fit, settings_of_fit
 from vla_rl.runners.imitation import new_policy
-from vla_rl.runs.run_dir import experiment_device, git_revision, write_json
+from vla_rl.runs.run_dir import experiment_device, git_revision
 
 
 def pretrain(experiment: Experiment, run_dir: Path, *, out: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from episodes.files import write_json
 from episodes.store import EpisodeStore
 from policies.device import CPU, Device
 from sims.errors import UserError
@@ -22,7 +23,6 @@ from vla_rl.rewards.progress.model import ProgressConfig, ProgressModel, progres
 from vla_rl.rewards.registry import PROGRESS_MODELS
 from vla_rl.runners.fit import run_fit
 from vla_rl.runners.reward import check_successes, new_reward_model, note_fit
-from vla_rl.runs.run_dir import write_json
 
 
 def fit_progress(

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from episodes.files import write_json
 from episodes.store import EpisodeStore
 from policies.backbone import copy_backbone
 from policies.bundle import load_bundle
@@ -38,7 +39,7 @@ from vla_rl.rewards.scorer import RewardModelError, Scorer, ScorerConfig
 from vla_rl.rewards.scorer_fit import logits
 from vla_rl.runners.evaluate import PolicyActor, run_episodes
 from vla_rl.runners.fit import note_fitted_to, run_fit
-from vla_rl.runs.run_dir import experiment_device, write_json
+from vla_rl.runs.run_dir import experiment_device
 
 MINED_RATE = 0.3  # learning rate of the second round, relative to the first: it corrects and does not start again
 MINED_WEIGHT = 8  # a mined negative is drawn as many times as often; more would fit to wrong labels
@@ -254,5 +255,5 @@ class WatchedEnv(EnvWrapper):
         for env_id in self._detector.update(self._running, seen, self.env.observe).nonzero().flatten().tolist():
             key = self._start[env_id].task, self._start[env_id].seed
             self.declared[key] = min(self.declared[key], int(self._detector.elapsed[env_id]))
-        self._running &= ~(seen.terminated | seen.truncated)
+        self._running &= ~seen.done
         return step

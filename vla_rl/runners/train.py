@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from episodes.files import write_json
 from policies.bundle import Provenance, load_bundle, read_bundle_info, save_bundle
 from policies.policy import RobotSpec
 from policies.residual.policy import ResidualConfig, residual_on
@@ -41,7 +42,7 @@ from vla_rl.runners.videos import write_task_videos
 from vla_rl.runs.failures import FailureLog
 from vla_rl.runs.progress import progress
 from vla_rl.runs.result import RESULT_FILE
-from vla_rl.runs.run_dir import Run, check_folder, open_run, read_stages, stage_seconds, write_json
+from vla_rl.runs.run_dir import Run, check_folder, open_run, read_stages, stage_seconds
 from vla_rl.runs.watchdog import watched
 from vla_rl.termination import terminable
 

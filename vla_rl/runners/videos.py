@@ -93,7 +93,7 @@ def render_episodes(
             for i, image in zip(shown, camera.observe(shown).images[:, 0], strict=True):
                 frames[i].append(image)
             success |= step.success[env_ids]
-            alive &= ~(step.terminated | step.truncated)[env_ids]
+            alive &= ~step.done[env_ids]
             if not alive.any():
                 break
     return [(torch.stack(video), bool(won)) for video, won in zip(frames, success, strict=True)]

@@ -79,7 +79,7 @@ def check_simulator(info: WorldModelInfo, clips: ClipSampler, spec: EnvSpec) -> 
 def check_reward_every(info: WorldModelInfo, config: WorldModelConfig) -> None:
     """WorldModelError where the thresholds of success were set for another interval between classifications."""
     configured = config.imagined_env.reward_every
-    if info.reward_every not in (None, configured):
+    if info.reward_every != configured:
         raise WorldModelError(
             f"imagined_env.reward_every is {configured}, and the world model's thresholds were set with "
             f"{info.reward_every}: set it to {info.reward_every}, or fit a world model in another folder (--out)"

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from episodes.files import write_atomically
 from sims.errors import UserError
 
 METRICS_FILE = "metrics.jsonl"
@@ -36,7 +37,7 @@ class MetricsWriter:
         run_dir.mkdir(parents=True, exist_ok=True)
         path = run_dir / METRICS_FILE
         kept = [record for record in read_metrics(run_dir) if record["iteration"] < next_iteration]
-        _replace(path, "".join(json.dumps(record) + "\n" for record in kept))
+        write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept).encode())
         self._file = path.open("a", encoding="utf-8")
         self._started = time.monotonic() - (kept[-1]["wall_s"] if kept else 0.0)
         self._board: Any = None
@@ -112,12 +113,3 @@ def read_records(path: Path, *, numbered: str | None = None) -> list[dict[str, A
             raise UserError(f"{path}: line {number} is not {what}, repair or delete it: {line[:60]!r}")
         records.append(record)
     return records
-
-
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_suffix(".tmp")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)

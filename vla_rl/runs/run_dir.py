@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from episodes.files import write_json
 from policies.device import Device, select_device
 from sims.errors import UserError, is_disk_full, reason
 from vla_rl.config.experiment import Experiment, Imitation
@@ -229,16 +229,6 @@ def load_experiment(directory: Path) -> Experiment:
     if not (directory / CONFIG_FILE).exists():
         raise UserError(f"{directory} is not the folder of a run: it has no {CONFIG_FILE}")
     return load_config(Experiment, directory / CONFIG_FILE)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Atomically: after a crash the file is the old one or the new one."""
-    partial = path.with_name(path.name + ".tmp")
-    with partial.open("w") as file:
-        json.dump(value, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
 
 
 def git_revision() -> str | None:

@@ -7,12 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from episodes.files import write_json
 from policies.bundle import MANIFEST
 from sims.errors import UserError
 from vla_rl.runs.failures import FAILURES_FILE
 from vla_rl.runs.metrics import METRICS_FILE
 from vla_rl.runs.result import RESULT_FILE
-from vla_rl.runs.run_dir import CONFIG_FILE, STAGES_FILE, write_json
+from vla_rl.runs.run_dir import CONFIG_FILE, STAGES_FILE
 
 LIST_FILE = "files.json"
 # Wherever they are in a run; MANIFEST: of a bundle, with the hash of its weights, revision and versions.

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from episodes.files import write_json
 from sims.errors import RunFailure, UserError, is_disk_full
 from sims.vector_env import EnvSpec
 from vla_rl.config.environments import make_env
@@ -22,7 +23,7 @@ from vla_rl.runners.checks import check_experiment
 from vla_rl.runners.train import learn, opened
 from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.progress import console
-from vla_rl.runs.run_dir import CONFIG_FILE, lock_folder, read_stages, stage_seconds, write_json
+from vla_rl.runs.run_dir import CONFIG_FILE, lock_folder, read_stages, stage_seconds
 from vla_rl.sweep.config import SweepConfig
 from vla_rl.sweep.space import Settings, Space, short, shown
 from vla_rl.sweep.study import STUDY_FILE, Pruned, Trials, check_optuna, open_trials

@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from policies.bundle import load_bundle, read_bundle_info, write_atomically
+from episodes.files import write_atomically
+from policies.bundle import load_bundle, read_bundle_info
 from policies.policy import Policy, Stateless
 from real_robot.serving.onnx.graph import (
     FORMAT,

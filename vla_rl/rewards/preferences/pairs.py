@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Int
 
-from policies.bundle import write_atomically
+from episodes.files import write_atomically
 from vla_rl.rewards.labels import LabeledEpisodes
 from vla_rl.rewards.scorer import RewardModelError
 

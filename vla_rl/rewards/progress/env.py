@@ -97,7 +97,7 @@ class ProgressEnv(ObservedEnv):
         if ids := due.nonzero().flatten().tolist():
             found, known = self._progress(ids), self._known[ids]
             self._known[ids] = torch.where((found - known).abs() >= self.config.min_change, found, known)
-        self._ended |= seen.terminated | seen.truncated
+        self._ended |= seen.done
         gained = self.config.weight * (self._known - before)
         with crossing("outcomes"):
             return dataclasses.replace(seen, reward=seen.reward + gained).to(self.spec.device)
