@@ -84,6 +84,7 @@ def fit_student(student: Policy, teacher: Policy, store: EpisodeStore, experimen
         where=Selection(),
         cameras=spec.robot.cameras,
         future_steps=spec.future_steps,
+        past_steps=spec.past_steps,
     )
     loss = TeacherLoss(teacher=teacher)
     with closing(BC(student, settings, [sampler], seed=experiment.seed, loss=loss)) as fit:
