@@ -70,9 +70,10 @@ class WindowSampler:
 
     ``cameras``: which, and in which order (None: as recorded). ``future_steps``: control steps ahead, of
     ``Targets.future``. ``past_steps``: control steps back, of ``WindowBatch.past``: each is the last observation of the
-    episode that is at least so many steps before the window's, or its first one. ``actors``: only windows that begin under one of these (``("human",)`` learns from corrections
-    alone). ``pre_intervention_steps``: so many of a policy's steps before a person takes over are not the policy's, but
-    of the actor ``PRE_INTERVENTION`` (Liu et al. 2022, Sirius). Raises EpisodeError if nothing matches or if episodes
+    episode that is at least so many steps before the window's, or its first one. ``actors``: only windows that begin
+    under one of these (``("human",)`` learns from corrections alone). ``pre_intervention_steps``: so many of a policy's
+    steps before a person takes over are not the policy's, but of the actor ``PRE_INTERVENTION`` (Liu et al. 2022,
+    Sirius). Raises EpisodeError if nothing matches or if episodes
     differ in shape or control rate, CorruptEpisode if a file is damaged.
     """
 

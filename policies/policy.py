@@ -69,8 +69,8 @@ class PolicySpec:
     ``future_steps``: control steps ahead whose states ``bc_loss`` wants as ``Targets.future``, besides the end.
     ``past_steps``: control steps from the observations of earlier decisions that its memory holds, the oldest first,
     to the present one; cloning lets it ``remember`` them. ``cloned_horizon``: actions that ``bc_loss`` wants as targets
-    (default: ``action_horizon``). ``noise_shape``: of a draw of ``act_from_noise`` (default: a chunk's). Both are larger
-    where a network predicts more than is executed.
+    (default: ``action_horizon``). ``noise_shape``: of a draw of ``act_from_noise`` (default: a chunk's). Both are
+    larger where a network predicts more than is executed.
     """
 
     robot: RobotSpec
@@ -255,7 +255,7 @@ class Policy(OnDevice, ABC, Generic[C, T]):
 
         The weighted sum is divided by max(1, mask.sum()), as ``masked_mean`` does.
 
-        ``context`` was encoded from ``initial_state`` and the observations of ``spec.past_steps``, which have no gradient.
+        ``context`` was encoded from ``initial_state`` and the observations of ``spec.past_steps``, without gradient.
         """
 
     @abstractmethod

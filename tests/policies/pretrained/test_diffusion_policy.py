@@ -160,5 +160,6 @@ def test_a_replay_of_recorded_episodes_sees_the_decisions_that_a_rollout_remembe
     found = recorded_walks([store.path], action_horizon=8, gamma=0.9)
     first = WindowSampler(store, action_horizon=8, batch_size=1, seed=0, cameras=("front",)).next_batch().obs
     example = policy.store(policy.encode(first, policy.initial_state(1))[0])
-    seen = replay_of(found, policy, example, gamma=0.9, seed=0).entries().inputs.state[..., 1].tolist()
+    inputs: Any = replay_of(found, policy, example, gamma=0.9, seed=0).entries().inputs
+    seen = inputs.state[..., 1].tolist()
     assert [history for history in seen if history[-1] in HISTORIES] == [HISTORIES[at] for at in (0, 8, 16, 3, 11, 19)]
