@@ -84,8 +84,8 @@ class PartialRollouts(Rollouts, Protocol):
 
 @runtime_checkable
 class MakeRollouts(Protocol):
-    """What an algorithm calls for its Rollouts; Collector is one. ``kept``: records that it keeps together, of all shards
-    and rollouts and of recorded episodes; 0: those of one rollout."""
+    """What an algorithm calls for its Rollouts; Collector is one. ``kept``: records that it keeps together, of all
+    shards, rollouts and recorded episodes; 0: those of one rollout."""
 
     def __call__(
         self,
