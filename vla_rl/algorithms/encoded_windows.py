@@ -48,6 +48,13 @@ def encode_windows(policy: Policy, sampler: WindowSampler, indices: np.ndarray) 
     return EncodedBatch(inputs=inputs, targets=batch.targets)
 
 
+def is_encoding_trained(policy: Policy, sampler: WindowSampler) -> bool:
+    """Whether a parameter that is not frozen makes the context of an observation."""
+    with crossing("batches"):
+        batch = sampler.windows(np.arange(1)).to(policy.device)
+    return any(tensor.requires_grad for tensor in encode_batch(policy, batch).tensors())
+
+
 def encodings_are_constant(policy: Policy, samplers: Sequence[WindowSampler]) -> bool:
     """Whether something is frozen, and what the policy stores are therefore encodings and not observations.
 

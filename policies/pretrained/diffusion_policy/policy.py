@@ -231,9 +231,11 @@ class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
 
         return predict
 
+    def unnormalized(self, x_0: Float[Tensor, "B chunk A"]) -> Float[Tensor, "B H A"]:
+        return self.normalizer.unnormalize_action(x_0[:, self.executed])
+
     def to_action(self, x_0: Float[Tensor, "B chunk A"], context: HistoryContext) -> Float[Tensor, "B H A"]:
-        action = self.normalizer.unnormalize_action(x_0[:, self.executed])
-        return self.config.convention.to_robot(action, context.state)
+        return self.config.convention.to_robot(self.unnormalized(x_0), context.state)
 
 
 def _check_crop(config: DiffusionPolicyConfig, robot: RobotSpec) -> None:
