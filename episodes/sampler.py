@@ -52,10 +52,14 @@ class Targets(TensorDataclass):
 
 @dataclass(frozen=True, kw_only=True)
 class WindowBatch(TensorDataclass):
-    """Observations of recorded episodes and what followed each of them."""
+    """Observations of recorded episodes and what followed each of them.
 
-    obs: Observation
+    ``past``: the observations before ``obs`` at each of the sampler's ``past_steps``; None where it has none.
+    """
+
+    obs: Observation  # [B]
     targets: Targets
+    past: Observation | None = None  # [B, P]
 
 
 class WindowSampler:
@@ -65,9 +69,11 @@ class WindowSampler:
     ``state_dict`` is a position in it, and a sampler that loads it continues with exactly the same batches.
 
     ``cameras``: which, and in which order (None: as recorded). ``future_steps``: control steps ahead, of
-    ``Targets.future``. ``actors``: only windows that begin under one of these (``("human",)`` learns from corrections
-    alone). ``pre_intervention_steps``: so many of a policy's steps before a person takes over are not the policy's, but
-    of the actor ``PRE_INTERVENTION`` (Liu et al. 2022, Sirius). Raises EpisodeError if nothing matches or if episodes
+    ``Targets.future``. ``past_steps``: control steps back, of ``WindowBatch.past``: each is the last observation of the
+    episode that is at least so many steps before the window's, or its first one. ``actors``: only windows that begin
+    under one of these (``("human",)`` learns from corrections alone). ``pre_intervention_steps``: so many of a policy's
+    steps before a person takes over are not the policy's, but of the actor ``PRE_INTERVENTION`` (Liu et al. 2022,
+    Sirius). Raises EpisodeError if nothing matches or if episodes
     differ in shape or control rate, CorruptEpisode if a file is damaged.
     """
 
@@ -80,6 +86,7 @@ class WindowSampler:
         seed: int,
         cameras: Sequence[str] | None = None,
         future_steps: Sequence[int] = (),
+        past_steps: Sequence[int] = (),
         where: Selection = EVERYTHING,
         actors: Sequence[str] = SOURCES,
         pre_intervention_steps: int = 0,
@@ -94,7 +101,7 @@ class WindowSampler:
             raise EpisodeError(f"{store.path}: no episode matches {where}. See it with: vla-rl data info {store.path}")
         store.verify(entries)
         self.action_horizon, self.batch_size, self.seed = action_horizon, batch_size, seed
-        self.future_steps = tuple(future_steps)
+        self.future_steps, self.past_steps = tuple(future_steps), np.array(past_steps, dtype=np.int64)
         self._map = lru_cache(_MAPPED_FILES)(lambda episode: store.map(entries[episode]))
         first = store.map(entries[0])
         self.cameras = tuple(frame_sizes(first) if cameras is None else cameras)
@@ -183,7 +190,14 @@ class WindowSampler:
             mask=(ahead < end) * self._weights[torch.from_numpy(indices)][:, None],
             future=self._state[self._future[torch.from_numpy(indices)]],
         )
-        return WindowBatch(obs=obs, targets=targets)
+        return WindowBatch(obs=obs, targets=targets, past=self._past(observation) if len(self.past_steps) else None)
+
+    def _past(self, observation: Int64[np.ndarray, " B"]) -> Observation:
+        """[B, P], of ``past_steps``."""
+        first = observation - self._observations[observation, 1]
+        at = self._time[observation][:, None] - self.past_steps
+        before = np.maximum(np.searchsorted(self._time, at, side="right") - 1, first[:, None])
+        return self.observed(before.ravel()).map(lambda rows: rows.unflatten(0, before.shape))
 
     def weigh(self, weights: Float[Tensor, " windows"]) -> None:
         """Every window counts so much in the losses from now on, by its mask."""

@@ -67,8 +67,10 @@ class PolicySpec:
     """``value_dim``: width of ``value_features``. ``max_prefix``: longest prefix of committed actions for ``act``.
 
     ``future_steps``: control steps ahead whose states ``bc_loss`` wants as ``Targets.future``, besides the end.
-    ``cloned_horizon``: actions that ``bc_loss`` wants as targets (default: ``action_horizon``). ``noise_shape``: of a
-    draw of ``act_from_noise`` (default: a chunk's). Both are larger where a network predicts more than is executed.
+    ``past_steps``: control steps from the observations of earlier decisions that its memory holds, the oldest first,
+    to the present one; cloning lets it ``remember`` them. ``cloned_horizon``: actions that ``bc_loss`` wants as targets
+    (default: ``action_horizon``). ``noise_shape``: of a draw of ``act_from_noise`` (default: a chunk's). Both are
+    larger where a network predicts more than is executed.
     """
 
     robot: RobotSpec
@@ -76,6 +78,7 @@ class PolicySpec:
     value_dim: int
     max_prefix: int = 0
     future_steps: tuple[int, ...] = ()
+    past_steps: tuple[int, ...] = ()
     cloned_horizon: int = None  # type: ignore[assignment]  # __post_init__ fills it
     noise_shape: tuple[int, int] = None  # type: ignore[assignment]  # __post_init__ fills it
 
@@ -140,6 +143,11 @@ class Policy(OnDevice, ABC, Generic[C, T]):
 
         Images [B, cameras, height, width, 3] uint8 and state [B, state_dim] as of ``spec.robot``, not normalized.
         """
+
+    @torch.no_grad()
+    def remember(self, obs: Observation, state: TensorDataclass) -> TensorDataclass:
+        """The memory after ``obs`` [B], the observation of an earlier decision, where its context is not needed."""
+        return self.encode(obs, state)[1]
 
     @abstractmethod
     def sample(self, context: C, generator: torch.Generator) -> ActionSample:
@@ -247,7 +255,7 @@ class Policy(OnDevice, ABC, Generic[C, T]):
 
         The weighted sum is divided by max(1, mask.sum()), as ``masked_mean`` does.
 
-        ``context`` is of single observations, encoded from ``initial_state``: cloning does not train memory.
+        ``context`` was encoded from ``initial_state`` and the observations of ``spec.past_steps``, without gradient.
         """
 
     @abstractmethod

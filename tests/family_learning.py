@@ -59,7 +59,12 @@ def clone(
         prepare(policy)
         spec = policy.spec
         sampler = WindowSampler(
-            store, action_horizon=spec.cloned_horizon, future_steps=spec.future_steps, batch_size=64, seed=seed
+            store,
+            action_horizon=spec.cloned_horizon,
+            future_steps=spec.future_steps,
+            past_steps=spec.past_steps,
+            batch_size=64,
+            seed=seed,
         )
         policy.fit_normalizer(*sampler.statistics())
         device.place(policy)

@@ -171,5 +171,5 @@ class DenoisingMLP(DenoisedChunks[StateContext]):
 
         return predict
 
-    def to_action(self, x_0: Float[Tensor, "B H A"], context: StateContext) -> Float[Tensor, "B H A"]:
-        return self.normalizer.unnormalize_action(x_0).clamp(-1, 1)
+    def unnormalized(self, x_0: Float[Tensor, "B H A"]) -> Float[Tensor, "B H A"]:
+        return self.normalizer.unnormalize_action(x_0)

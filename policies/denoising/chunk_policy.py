@@ -49,8 +49,16 @@ class DenoisedChunks(Policy[C, DenoisingTrace]):
         return self.predict(context) if self.explore_kernel.learned_noise else no_prediction
 
     @abstractmethod
+    def unnormalized(self, x_0: Float[Tensor, "B noise_length noise_width"]) -> Float[Tensor, "B H A"]:
+        """What is executed of a denoised chunk, in the units of the recorded actions."""
+
     def to_action(self, x_0: Float[Tensor, "B noise_length noise_width"], context: C) -> Float[Tensor, "B H A"]:
         """The chunk in environment units, in [-1, 1]."""
+        return self.unnormalized(x_0).clamp(-1, 1)
+
+    def denoised(self, context: C, noise: Float[Tensor, "B noise_length noise_width"]) -> Float[Tensor, "B H A"]:
+        """``act_from_noise`` before ``to_action`` clips it or switches a gripper, which leave no gradient."""
+        return self.unnormalized(integrate(self.predict(context), self.act_kernel, self.initial_noise * noise))
 
     # -- acting ----------------------------------------------------------------------------------------------------
 

@@ -267,8 +267,8 @@ class DenoisingPolicy(DenoisedChunks[EncodedContext], HasCompactEncoder):
 
         return predict
 
-    def to_action(self, x_0: Float[Tensor, "B H A"], context: EncodedContext) -> Float[Tensor, "B H A"]:
-        return self.normalizer.unnormalize_action(x_0).clamp(-1, 1)
+    def unnormalized(self, x_0: Float[Tensor, "B H A"]) -> Float[Tensor, "B H A"]:
+        return self.normalizer.unnormalize_action(x_0)
 
     @property
     def compiled_modules(self) -> Iterable[nn.Module]:

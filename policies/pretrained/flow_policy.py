@@ -242,9 +242,12 @@ class FlowVLA(KeptPrefix[VLAContext, DenoisingTrace], DenoisedChunks[VLAContext]
 
         return predict
 
-    def to_action(self, x_0: Float[Tensor, "B chunk padded"], context: VLAContext) -> Float[Tensor, "B H A"]:
+    def unnormalized(self, x_0: Float[Tensor, "B chunk padded"]) -> Float[Tensor, "B H A"]:
         executed = x_0[:, : self.config.action_horizon, : self.spec.robot.action_dim]
-        return self.config.convention.to_robot(self.normalizer.unnormalize_action(executed), context.state)
+        return self.normalizer.unnormalize_action(executed)
+
+    def to_action(self, x_0: Float[Tensor, "B chunk padded"], context: VLAContext) -> Float[Tensor, "B H A"]:
+        return self.config.convention.to_robot(self.unnormalized(x_0), context.state)
 
     def _pad(self, values: Float[Tensor, "*B n"]) -> Float[Tensor, "*B padded"]:
         return F.pad(values, (0, self.config.padded_dim - values.shape[-1]))

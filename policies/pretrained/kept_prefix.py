@@ -19,7 +19,8 @@ class KeptPrefix(Policy[C, T]):
     """Its context has ``obs``, its configuration ``storage`` and ``prefix_precision``.
 
     A record is the context without its observation, or the observation alone: where the prefix is trained, and where
-    ``storage`` has no room for as many records as are planned.
+    ``storage`` has no room for as many records as are planned. It is in the host's memory but where ``storage`` says
+    device.
     """
 
     _planned, _in_host = 0, False
@@ -42,18 +43,20 @@ class KeptPrefix(Policy[C, T]):
         place = self.config.storage.place(self.record_bytes, self._planned, in_host=self._in_host)
         if place == "recompute" or self._prefix_is_trained:
             assert kept.obs is not None
-            return kept.obs
-        kept = replace(kept, obs=None)
+            kept = kept.obs
+        else:
+            kept = replace(kept, obs=None)
         if place == "device":
             return kept
         with crossing("prefixes"):
             return kept.to("cpu")
 
     def restore(self, record: TensorDataclass) -> Any:
+        with crossing("prefixes"):
+            record = record.to(self.device)
         if isinstance(record, Observation):
             return self.encode(record, self.initial_state(len(record)))[0]
-        with crossing("prefixes"):
-            return record.to(self.device)
+        return record
 
     @property
     def _prefix_is_trained(self) -> bool:

@@ -46,6 +46,9 @@ class InBaseContext(OnBase[C, T]):
     def encode(self, obs: Observation, state: TensorDataclass) -> tuple[Any, TensorDataclass]:
         return self.base.encode(obs, state)
 
+    def remember(self, obs: Observation, state: TensorDataclass) -> TensorDataclass:
+        return self.base.remember(obs, state)
+
     def store(self, context: Any) -> TensorDataclass:
         return self.base.store(context)
 

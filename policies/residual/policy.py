@@ -177,7 +177,12 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
         self.trunk, width = trunk(feature_dim, residual.trunk_width, layer_norm=residual.layer_norm)
         out = actions * (2 if self.squashed else 1)
         self.head = mlp(width + actions, residual.hidden, out, layer_norm=residual.layer_norm)
-        self.spec = PolicySpec(robot=robot, action_horizon=horizon, value_dim=feature_dim + actions)
+        self.spec = PolicySpec(
+            robot=robot,
+            action_horizon=horizon,
+            value_dim=feature_dim + actions,
+            past_steps=self.base.spec.past_steps,
+        )
 
     def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
         """Without the base's, which are never trained."""
@@ -221,6 +226,11 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
         if self.encoder is None:
             return ResidualContext(features=features, center=center, obs=None, base=kept), plan
         return ResidualContext(features=self._features(obs), center=center, obs=obs, base=kept), plan
+
+    def remember(self, obs: Observation, state: TensorDataclass) -> BasePlan:
+        """The base's memory moves on; its chunk stays used up, so that it plans anew."""
+        assert isinstance(state, BasePlan)
+        return replace(state, memory=self.base.remember(obs, state.memory))
 
     def _plan(
         self, context: TensorDataclass, memory: TensorDataclass, state: BasePlan

@@ -53,6 +53,17 @@ def test_the_future_is_the_last_observation_until_then_and_the_end(store):
         assert future == [[seed, at] for at in expected]
 
 
+def test_the_past_is_the_last_observation_until_then_or_the_first_one(store):
+    every_window = sampler(store, past_steps=(5, 2))
+    batch = every_window.windows(np.arange(len(every_window)))
+    for row, (seed, step) in enumerate(keys(batch)):
+        observed = range(0, 4 + seed, 1 + seed % 2)
+        expected = [max([0, *(at for at in observed if at <= step - back)]) for back in (5, 2)]
+        assert batch.past.state[row, :, :2].tolist() == [[seed, at] for at in expected]
+        assert [images.unique().tolist() for images in batch.past.images[row, :, 0]] == [[at] for at in expected]
+    assert sampler(store).next_batch().past is None
+
+
 def test_windows_are_the_observations_followed_by_an_action(store):
     every_window = sampler(store)
     expected = [(seed, step) for seed in range(10) for step in range(0, 3 + seed, 1 + seed % 2)]

@@ -1,18 +1,28 @@
 """A student of fewer denoising steps acts as its teacher does."""
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from episodes.sampler import WindowSampler
+from episodes.sampler import Targets, WindowSampler
 from episodes.store import EpisodeStore
 from policies.bundle import load_bundle, read_bundle_info, save_bundle
 from policies.categorical import CategoricalPolicy, CategoricalPolicyConfig
+from policies.denoising.kernels import FlowSDEConfig
 from policies.denoising.policy import DenoisingPolicy
+from policies.device import CPU, Device
 from policies.policy import RobotSpec
+from policies.pretrained.convention import Convention
+from policies.pretrained.lora import LoRAConfig
+from policies.pretrained.storage import StorageConfig
+from policies.registry import build_policy
 from sims.errors import UserError
+from sims.vector_env import StartState
+from tests.policies.pretrained.toy import toy
 from tests.vla_rl.test_imitation import SMALL, demonstrations
 from tests.worlds import PointEnv
 from vla_rl.algorithms.bc import BC, BCConfig
@@ -42,7 +52,7 @@ def cloned(store: EpisodeStore) -> DenoisingPolicy:
 def test_one_step_comes_near_to_four(tmp_path: Path) -> None:
     store = demonstrations(tmp_path / "store", observe_every=3)
     teacher = cloned(store)
-    student = make_student(teacher, 1)
+    student = make_student(teacher, 1, CPU)
     sampler = WindowSampler(store, action_horizon=8, batch_size=32, seed=1, future_steps=student.spec.future_steps)
     held_out = sampler.windows(sampler.next_indices()).obs
     noise = torch.randn(len(held_out), *student.spec.noise_shape, generator=torch.Generator().manual_seed(2))
@@ -71,9 +81,9 @@ def test_what_cannot_be_distilled_is_refused() -> None:
     with pytest.raises(ValueError, match=r"distillation\.fit\.progress must be null"):
         DistillationConfig(fit=BCConfig(progress=Path("runs/progress")))
     with pytest.raises(UserError, match="does not denoise"):
-        make_student(CategoricalPolicy(CategoricalPolicyConfig(), ROBOT), 1)
+        make_student(CategoricalPolicy(CategoricalPolicyConfig(), ROBOT), 1, CPU)
     with pytest.raises(UserError, match="4 denoising steps already"):
-        make_student(DenoisingPolicy(SMALL, ROBOT), 4)
+        make_student(DenoisingPolicy(SMALL, ROBOT), 4, CPU)
 
 
 def test_a_student_with_a_trained_encoder_is_refused(tmp_path: Path) -> None:
@@ -82,7 +92,53 @@ def test_a_student_with_a_trained_encoder_is_refused(tmp_path: Path) -> None:
     teacher = cloned(store)
     experiment = load_config(Experiment, TINY, ["--distillation.fit.frozen", "[]"])
     with pytest.raises(UserError, match=r"distillation\.fit\.frozen must name what encodes observations"):
-        fit_student(make_student(teacher, 1), teacher, store, experiment, tmp_path / "out")
+        fit_student(make_student(teacher, 1, CPU), teacher, store, experiment, tmp_path / "out")
+
+
+@pytest.mark.parametrize("where", ["device", "recompute"])
+def test_a_published_policy_is_distilled_wherever_its_encodings_fit(where: Any, tmp_path: Path) -> None:
+    store = demonstrations(tmp_path / "store", observe_every=3)
+    teacher = build_policy(replace(toy("pi0", FlowSDEConfig(steps=2)), storage=StorageConfig(where=where)), ROBOT)
+    settings = ["--distillation.fit.steps", "2", "--distillation.fit.batch_size", "4"]
+    experiment = load_config(Experiment, TINY, settings)
+    student = make_student(teacher, 1, CPU)
+    fit_student(student, teacher, store, experiment, tmp_path / "out")
+    before, after = teacher.parameter_groups(), student.parameter_groups()
+    for name, changed in (("encoder", False), ("expert", True)):
+        same = [torch.equal(one, other) for one, other in zip(before[name], after[name], strict=True)]
+        assert all(same) != changed
+
+
+def test_adapted_layers_of_the_encoder_must_be_frozen(tmp_path: Path) -> None:
+    store = demonstrations(tmp_path / "store", observe_every=3)
+    teacher = build_policy(replace(toy("pi0", FlowSDEConfig(steps=2)), lora=LoRAConfig(rank=2)), ROBOT)
+    experiment = load_config(Experiment, TINY)
+    with pytest.raises(UserError, match=r"\(encoder, lora\).*got \['encoder'\], which leaves .*lora"):
+        fit_student(make_student(teacher, 1, CPU), teacher, store, experiment, tmp_path / "out")
+
+
+def test_a_student_computes_as_its_run_says() -> None:
+    device = Device(device=torch.device("cpu"), precision="bfloat16")
+    assert make_student(device.place(DenoisingPolicy(SMALL, ROBOT)), 1, device).precision == "bfloat16"
+
+
+@pytest.mark.parametrize("gripper", ["as_is", "zero_to_one_inverted"])
+def test_every_element_of_the_action_has_a_gradient(gripper: Any) -> None:
+    """The gripper's, which is switched by its sign, and elements beyond [-1, 1] too."""
+    torch.manual_seed(0)
+    config = replace(toy("pi0", FlowSDEConfig(steps=2)), convention=Convention(gripper=gripper))
+    teacher: Any = build_policy(config, ROBOT)
+    teacher.normalizer.set_scale("action", 3 * torch.ones(2), torch.ones(2))
+    student: Any = make_student(teacher, 1, CPU)
+    with torch.no_grad():
+        for parameter in student.parameter_groups()["expert"]:
+            parameter += 0.1 * torch.randn_like(parameter)
+    env = PointEnv(num_envs=4)
+    env.reset(start=[StartState(task=0, seed=seed) for seed in range(4)])
+    context, _ = student.encode(env.observe(), student.initial_state(4))
+    targets = Targets(action=torch.zeros(4, 8, 2), mask=torch.ones(4, 8))
+    TeacherLoss(teacher=teacher)(student, context, targets, torch.Generator().manual_seed(0)).backward()
+    assert student.network.action_out_proj.weight.grad[:2].norm(dim=1).min() > 1e-3
 
 
 def test_a_bundle_of_one_step_and_both_success_rates(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from sims.devices.crossing import crossing, read_numbers
 from sims.numbers.finite import check_metrics
 from sims.numbers.ranges import Count, Names, NonNegativeFloat, PositiveFloat, PositiveInt
 from sims.numbers.seeding import spawn_seed
-from vla_rl.algorithms.encoded_windows import EncodedBatch, EncodedWindows, encodings_are_constant
+from vla_rl.algorithms.encoded_windows import EncodedBatch, EncodedWindows, encode_batch, encodings_are_constant
 from vla_rl.algorithms.optimizers import make_optimizers, scale_learning_rates
 from vla_rl.algorithms.shards import GradientShards
 from vla_rl.rewards.bundle import load_progress_model
@@ -66,8 +66,7 @@ def policy_loss(policy: Policy, context: Any, targets: Targets, generator: torch
 
 
 def bc_loss(policy: Policy, batch: WindowBatch, generator: torch.Generator, loss: Loss = policy_loss) -> Tensor:
-    context, _ = policy.encode(batch.obs, policy.initial_state(len(batch)))
-    return loss(policy, context, batch.targets, generator)
+    return loss(policy, encode_batch(policy, batch), batch.targets, generator)
 
 
 def encoded_bc_loss(

@@ -9,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from episodes.sampler import Targets
+from policies.denoising.chunk_policy import DenoisedChunks
+from policies.device import Device
 from policies.policy import Policy
 from policies.registry import build_policy
 from sims.errors import UserError
@@ -31,11 +33,14 @@ class DistillationConfig:
             raise ValueError("distillation.fit.progress must be null: a student learns from its teacher everywhere")
 
 
-def make_student(teacher: Policy, denoising_steps: int) -> Policy:
-    """A copy of ``teacher`` that deploys with ``denoising_steps``. UserError where it has no more steps than that."""
+def make_student(teacher: Policy, denoising_steps: int, device: Device) -> Policy:
+    """A copy of ``teacher`` on ``device`` that deploys with ``denoising_steps``.
+
+    UserError where it does not denoise, or has no more steps than that.
+    """
     kernel = getattr(teacher.config, "act", None)
     steps = getattr(kernel, "steps", None)
-    if kernel is None or steps is None:
+    if not isinstance(teacher, DenoisedChunks) or kernel is None or steps is None:
         raise UserError(f"policy {teacher.config.name} does not denoise; only a denoising policy can be distilled")
     if steps <= denoising_steps:
         raise UserError(
@@ -44,12 +49,12 @@ def make_student(teacher: Policy, denoising_steps: int) -> Policy:
     config = replace(teacher.config, act=replace(kernel, steps=denoising_steps))
     student = build_policy(config, teacher.spec.robot)
     student.load_state_dict(teacher.state_dict())
-    return student.to(teacher.device)
+    return device.place(student)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherLoss:
-    """Squared error of the student's deployed chunk from the teacher's, of the same noise and context.
+    """Squared error of the student's denoised chunk from the teacher's, of the same noise and context.
 
     Consistency distillation from the teacher's whole trajectory, as RL-100's last stage (Lei et al. 2025,
     arXiv:2510.14830): the student maps noise to the action in one go, and the teacher's action has no gradient.
@@ -60,7 +65,8 @@ class TeacherLoss:
     def __call__(
         self, student: Policy, context: TensorDataclass, targets: Targets, generator: torch.Generator
     ) -> Float[Tensor, ""]:
+        assert isinstance(student, DenoisedChunks) and isinstance(self.teacher, DenoisedChunks)  # by ``make_student``
         noise = torch.randn(len(context), *student.spec.noise_shape, generator=generator, device=student.device)
         with torch.no_grad():
-            wanted = self.teacher.act_from_noise(context, noise)
-        return (student.act_from_noise(context, noise) - wanted).square().mean()
+            wanted = self.teacher.denoised(context, noise)
+        return (student.denoised(context, noise) - wanted).square().mean()

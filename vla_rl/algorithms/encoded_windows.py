@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from episodes.sampler import Targets, WindowSampler
+from episodes.sampler import Targets, WindowBatch, WindowSampler
 from policies.policy import Policy
 from sims.devices.crossing import crossing
 from sims.tensor_dataclass import TensorDataclass
@@ -30,13 +30,29 @@ class EncodedBatch(TensorDataclass):
     targets: Targets
 
 
+def encode_batch(policy: Policy, batch: WindowBatch) -> Any:
+    """Context of each window's observation, with the memory that a rollout has of the decisions before it."""
+    state = policy.initial_state(len(batch))
+    if batch.past is not None:
+        for k in range(batch.past.state.shape[1]):
+            state = policy.remember(batch.past[:, k], state)
+    return policy.encode(batch.obs, state)[0]
+
+
 @torch.no_grad()
 def encode_windows(policy: Policy, sampler: WindowSampler, indices: np.ndarray) -> EncodedBatch:
     with crossing("batches"):
         batch = sampler.windows(indices).to(policy.device)
-    context, _ = policy.encode(batch.obs, policy.initial_state(len(batch)))
+    inputs = policy.store(encode_batch(policy, batch))
     beat()
-    return EncodedBatch(inputs=policy.store(context), targets=batch.targets)
+    return EncodedBatch(inputs=inputs, targets=batch.targets)
+
+
+def is_encoding_trained(policy: Policy, sampler: WindowSampler) -> bool:
+    """Whether a parameter that is not frozen makes the context of an observation."""
+    with crossing("batches"):
+        batch = sampler.windows(np.arange(1)).to(policy.device)
+    return any(tensor.requires_grad for tensor in encode_batch(policy, batch).tensors())
 
 
 def encodings_are_constant(policy: Policy, samplers: Sequence[WindowSampler]) -> bool:

@@ -27,7 +27,7 @@ from vla_rl.algorithms.clipped_update import ClippedUpdate
 from vla_rl.algorithms.group_sampling import AdaptiveGroups, FixedGroups, GroupSampling
 from vla_rl.algorithms.on_policy import OnPolicy, ages
 from vla_rl.algorithms.update_settings import UpdateConfig
-from vla_rl.rollouts.collector import Collector
+from vla_rl.rollouts.collector import Collector, chunks_of_longest
 from vla_rl.rollouts.experience import Experience, RewardCounts, reward_errors
 from vla_rl.rollouts.sharded import MakeRollouts, PartialRollouts
 from vla_rl.rollouts.starts import TaskUCB, UCBConfig
@@ -90,6 +90,10 @@ class GRPOConfig(AlgorithmConfig):
                 "the episodes of a group run side by side"
             )
 
+    def kept_episodes(self, num_envs: int) -> int:
+        """Most at a time: all groups but one, and a round of every environment, or as many as a start can have."""
+        return (self.groups - 1) * self.group_size + self.start_rounds * num_envs
+
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
@@ -119,7 +123,13 @@ class GRPO(OnPolicy):
         self.config = config
         update = ClippedUpdate(config.update, policy, seed=spawn_seed(seed, "minibatches"))
         collector = make_rollouts(
-            env, policy, critic=None, gamma=config.gamma, failure_weight=config.failure_weight, seed=seed
+            env,
+            policy,
+            critic=None,
+            gamma=config.gamma,
+            failure_weight=config.failure_weight,
+            seed=seed,
+            kept=config.kept_episodes(env.spec.num_envs) * chunks_of_longest(env.spec, policy.spec.action_horizon),
         )
         if config.complete_share < 1 and not isinstance(collector, PartialRollouts):
             raise UserError(

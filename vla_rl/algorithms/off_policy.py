@@ -68,8 +68,8 @@ class OffPolicy(OffPolicyUpdates):
         self.iteration = self.chunks_acted = 0
         self.num_tasks = len(env.spec.tasks)
         found = self._demonstrated()
-        replayed = config.capacity + sum(map(len, found))
-        policy.plan_storage(replayed, in_host=True)
+        kept = config.capacity + sum(map(len, found))
+        policy.plan_storage(kept, in_host=True)
         example, device = stored_example(policy), policy.device
         self.replay = Replay(
             example, valued_shape(policy), streams=env.spec.num_envs,
@@ -81,7 +81,7 @@ class OffPolicy(OffPolicyUpdates):
             self.demonstrations = replay_of(found, policy, example, gamma=config.gamma, seed=seeded)
         self.collector = make_rollouts(
             env, policy, critic=None,
-            gamma=config.gamma, failure_weight=config.failure_weight, seed=seed, replayed=replayed,
+            gamma=config.gamma, failure_weight=config.failure_weight, seed=seed, kept=kept,
         )  # fmt: skip
         self.gate = None if config.gate is None else Gate(config.gate)
         self.gate_seed = spawn_seed(seed, "gate")

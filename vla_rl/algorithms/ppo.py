@@ -70,7 +70,13 @@ class PPO(OnPolicy):
             critic = ValueCritic(config.critic, policy.spec.value_dim).to(policy.device)
         update = ClippedUpdate(config.update, policy, critic=critic, seed=spawn_seed(seed, "minibatches"))
         collector = make_rollouts(
-            env, policy, critic=critic, gamma=config.gamma, failure_weight=config.failure_weight, seed=seed
+            env,
+            policy,
+            critic=critic,
+            gamma=config.gamma,
+            failure_weight=config.failure_weight,
+            seed=seed,
+            kept=(1 + config.staleness) * config.chunks * env.spec.num_envs,
         )
         super().__init__(policy, collector, update)
 

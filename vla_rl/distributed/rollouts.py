@@ -202,13 +202,11 @@ def make_cluster_rollouts(
     )
 
     def make(
-        env: VectorEnv, policy: Policy, *, failure_weight: float, seed: int, replayed: int = 0, **unused: Any
+        env: VectorEnv, policy: Policy, *, failure_weight: float, seed: int, kept: int = 0, **unused: Any
     ) -> ClusterRollouts:
         connect(config, workers=min(config.collectors or shards, shards))
         return ClusterRollouts(
-            CollectorPool(
-                replace(settings, replayed=replayed), config, shards=shards, log=lambda event: _log(folder, event)
-            ),
+            CollectorPool(replace(settings, kept=kept), config, shards=shards, log=lambda event: _log(folder, event)),
             shared_starts(env, seed=seed, failure_weight=failure_weight),
             shards=shards,
             num_envs=env.spec.num_envs,

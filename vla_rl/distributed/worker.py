@@ -37,8 +37,8 @@ from vla_rl.rollouts.weights import load_weights
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
     """``bundle``: of the policy that the run started from; ``folder``: of the run. Both on storage that all machines
-    share. ``hang_s``: after which a rollout leaves the stacks of its threads in the folder. ``replayed``: records that
-    the learner's replay keeps together."""
+    share. ``hang_s``: after which a rollout leaves the stacks of its threads in the folder. ``kept``: records that
+    the learner keeps together."""
 
     experiment: Experiment
     bundle: Path
@@ -46,7 +46,7 @@ class WorkerSettings:
     device: str
     threads: int
     hang_s: float
-    replayed: int = 0
+    kept: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class ShardWorker:
         self.policy = load_bundle(settings.bundle, robot=RobotSpec.of(envs[0].spec), device=device)
 
         def make(env: VectorEnv, policy: Policy, **arguments: Any) -> ShardedCollector:
-            arguments |= {"replayed": settings.replayed}
+            arguments |= {"kept": settings.kept}
             collectors = [
                 Collector(env, policy, shard=Shard(i, count), **arguments) for i, env in zip(shards, envs, strict=True)
             ]

@@ -2,7 +2,8 @@
 
 An episode that was observed at more steps than a policy of action horizon h would observe is cut into several walks,
 one for each remainder of t / h, so that every recorded observation is used and each is followed by the observation h
-steps later. Each walk begins with the policy's initial state.
+steps later. A walk begins with the policy's initial state and, of the observations before it, those that the policy's
+memory would hold (``PolicySpec.past_steps``).
 
     observed at   0  2  4  6  8    h = 4: walks 0 4 8 and 2 6
 
@@ -167,11 +168,16 @@ def _encode(policy: Policy, group: Sequence[Walk]) -> TensorDataclass:
     state = policy.initial_state(len(group))
     records: list[TensorDataclass] = []
     place: list[tuple[int, int]] = []
+    for steps in policy.spec.past_steps:
+        with crossing("batches"):
+            obs = _observe(policy, [(walk.episode, _before(walk, steps)) for walk in group]).to(policy.device)
+        state = policy.remember(obs, state)
     for k in range(max(map(len, group))):
         active = [i for i, walk in enumerate(group) if len(walk) > k]
         with crossing("batches"):
             index = torch.tensor(active).to(policy.device)
-            obs = _observe(policy, [group[i] for i in active], k).to(policy.device)
+            seen = [(group[i].episode, int(group[i].observation[k])) for i in active]
+            obs = _observe(policy, seen).to(policy.device)
         context, after = policy.encode(obs, state[index])
         state = put(after, index, state)
         record = policy.store(context)
@@ -183,19 +189,24 @@ def _encode(policy: Policy, group: Sequence[Walk]) -> TensorDataclass:
     return joined[torch.tensor(order)]
 
 
-def _observe(policy: Policy, active: Sequence[Walk], k: int) -> Observation:
+def _before(walk: Walk, steps: int) -> int:
+    """The last observation of the episode at least so many control steps before the walk's first, or the first."""
+    observed = walk.episode.observation_steps.astype(np.int64)
+    at = observed[walk.observation[0]] - steps
+    return max(0, int(np.searchsorted(observed, at, side="right")) - 1)
+
+
+def _observe(policy: Policy, seen: Sequence[tuple[Episode, int]]) -> Observation:
+    """Of each episode the observation with this index."""
     cameras = policy.spec.robot.cameras
-    frames, states = [], []
-    for walk in active:
-        index = int(walk.observation[k])
-        frames.append([np.asarray(walk.episode.images[camera][index]) for camera in cameras])
-        states.append(walk.episode.state[index])
+    frames = [[np.asarray(episode.images[camera][index]) for camera in cameras] for episode, index in seen]
+    states = [episode.state[index] for episode, index in seen]
     height, width = policy.spec.robot.image_size
-    images = np.array(frames, dtype=np.uint8).reshape(len(active), len(cameras), height, width, 3)
+    images = np.array(frames, dtype=np.uint8).reshape(len(seen), len(cameras), height, width, 3)
     return Observation(
         images=torch.from_numpy(images),
         state=torch.from_numpy(np.stack(states)),
-        instruction=encode_instructions([walk.episode.instruction for walk in active]),
+        instruction=encode_instructions([episode.instruction for episode, _ in seen]),
     )
 
 

@@ -21,7 +21,7 @@ from sims.devices.crossing import crossing
 from sims.devices.env_on_device import on_device
 from sims.numbers.finite import check_finite, check_observation
 from sims.tensor_dataclass import TensorDataclass
-from sims.vector_env import Observation, StartState, VectorEnv
+from sims.vector_env import EnvSpec, Observation, StartState, VectorEnv
 from vla_rl.critics.value import ValueCritic
 from vla_rl.rollouts.experience import Experience, clear_invalid, index_of
 from vla_rl.rollouts.shard import WHOLE, Shard
@@ -77,7 +77,7 @@ class Collector:
 
     Rollouts stay on the policy's device. Once per chunk the host learns which episodes ended and says where the next
     ones start; observations and actions cross only where the environment is on another device. Before each rollout it
-    takes newer weights from ``weights``. ``replayed``: records that a replay keeps together, where it acts for one.
+    takes newer weights from ``weights``. ``kept``: records that the algorithm keeps together.
     """
 
     def __init__(
@@ -89,13 +89,13 @@ class Collector:
         gamma: float,
         failure_weight: float,
         seed: int,
-        replayed: int = 0,
+        kept: int = 0,
         weights: WeightStore | None = None,
         shard: Shard = WHOLE,
     ) -> None:
         self.device = policy.device
         self.env = on_device(env, self.device)
-        self.policy, self.critic, self.gamma, self.replayed = policy, critic, gamma, replayed
+        self.policy, self.critic, self.gamma, self.kept = policy, critic, gamma, kept
         self.weights: WeightStore = LocalWeights() if weights is None else weights
         self.timer, self.policy_version = Timer(), 0
         self.starts = TrainingStarts(
@@ -165,8 +165,7 @@ class Collector:
 
     def collect(self, num_chunks: int) -> Experience:
         """``num_chunks`` chunks of every environment [T, N]; where an episode ends the next one begins."""
-        self.policy.plan_storage(num_chunks * self.env.spec.num_envs)
-        self.take_weights()
+        self._plan(num_chunks)
         chunks, final_values = [], []
         for _ in range(num_chunks):
             decision = self._decide(self._all_ids)
@@ -197,7 +196,7 @@ class Collector:
 
         ``offset`` is added to what the policy chose, which stays within [-1, 1].
         """
-        self.policy.plan_storage(self.replayed, in_host=True)
+        self.policy.plan_storage(self.kept, in_host=True)
         self.take_weights()
         decision = self._decide(self._all_ids)
         action = decision.sample.action if offset is None else (decision.sample.action + offset).clamp(-1, 1)
@@ -223,7 +222,7 @@ class Collector:
 
     def episodes(self, starts: Sequence[StartState]) -> Experience:
         """One episode per environment, each to its end: [T, N], T of the longest; after an end ``valid`` is False."""
-        self._plan_episodes()
+        self._plan(chunks_of_longest(self.env.spec, self.policy.spec.action_horizon))
         under_way = EpisodesUnderWay(self.num_envs)
         self._begin(under_way, self._all_ids, starts)
         while under_way.alive.any():
@@ -237,7 +236,7 @@ class Collector:
         each chunk has its own ``policy_version`` (Zhou et al. 2025, APRIL, arXiv:2509.18521). ``take``: starts of so
         many new groups. Where the environment cannot capture, a state that is loaded has no groups under way.
         """
-        self._plan_episodes()
+        self._plan(chunks_of_longest(self.env.spec, self.policy.spec.action_horizon))
         under_way, free = self._under_way, self._under_way.groups(size, complete=False)
         env_ids = [env_id for g in free for env_id in range(g * size, (g + 1) * size)]
         self._begin(under_way, env_ids, [start for start in take(len(free)) for _ in range(size)])
@@ -245,9 +244,9 @@ class Collector:
             self._advance(under_way)
         return self._learned(under_way.take(complete, size))
 
-    def _plan_episodes(self) -> None:
-        chunks_of_longest = -(-self.env.spec.max_steps // self.policy.spec.action_horizon)
-        self.policy.plan_storage(chunks_of_longest * self.num_envs)
+    def _plan(self, num_chunks: int) -> None:
+        """Before a rollout of so many chunks, which is all that is kept where the algorithm named no more."""
+        self.policy.plan_storage(max(self.kept, num_chunks * self.num_envs))
         self.take_weights()
 
     def _begin(self, under_way: EpisodesUnderWay, env_ids: Sequence[int], starts: Sequence[StartState]) -> None:
@@ -370,6 +369,11 @@ class Collector:
             actor=torch.where(chunk.intervened, HUMAN, POLICY),
             true_success=chunk.true_success,
         )
+
+
+def chunks_of_longest(env: EnvSpec, action_horizon: int) -> int:
+    """Of an episode that ends by the time limit."""
+    return -(-env.max_steps // action_horizon)
 
 
 def _on_host(*flags: Bool[Tensor, " N"]) -> tuple[Tensor, ...]:

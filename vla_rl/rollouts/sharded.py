@@ -84,8 +84,8 @@ class PartialRollouts(Rollouts, Protocol):
 
 @runtime_checkable
 class MakeRollouts(Protocol):
-    """What an algorithm calls for its Rollouts; Collector is one. ``replayed``: records that its replay keeps together,
-    those that nobody acts now included; 0: it has none."""
+    """What an algorithm calls for its Rollouts; Collector is one. ``kept``: records that it keeps together, of all
+    shards, rollouts and recorded episodes; 0: those of one rollout."""
 
     def __call__(
         self,
@@ -96,7 +96,7 @@ class MakeRollouts(Protocol):
         gamma: float,
         failure_weight: float,
         seed: int,
-        replayed: int = 0,
+        kept: int = 0,
     ) -> Rollouts: ...
 
 

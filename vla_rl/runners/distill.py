@@ -21,7 +21,7 @@ from sims.registry import evaluation_starts
 from sims.vector_env import Observation, VectorEnv
 from vla_rl.algorithms.bc import BC
 from vla_rl.algorithms.distillation import TeacherLoss, make_student
-from vla_rl.algorithms.encoded_windows import encodings_are_constant
+from vla_rl.algorithms.encoded_windows import is_encoding_trained
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.runners.demonstrations import record_policy
@@ -44,7 +44,7 @@ def distill(experiment: Experiment, bundle: Path, out: Path) -> dict[str, Any]:
     env = make_env(experiment.sim)
     try:
         teacher = load_bundle(bundle, robot=RobotSpec.of(env.spec), device=device)
-        student = make_student(teacher, settings.denoising_steps)
+        student = make_student(teacher, settings.denoising_steps, device)
         parent = read_bundle_info(bundle).sha256
         _note_fit(experiment, out, teacher=parent)
         store = EpisodeStore(out / "episodes", create=True)
@@ -85,13 +85,16 @@ def fit_student(student: Policy, teacher: Policy, store: EpisodeStore, experimen
         where=Selection(),
         cameras=spec.robot.cameras,
         future_steps=spec.future_steps,
+        past_steps=spec.past_steps,
     )
     loss = TeacherLoss(teacher=teacher)
     with closing(BC(student, settings, [sampler], seed=experiment.seed, loss=loss)) as fit:
-        if not encodings_are_constant(student, [sampler]):
+        if is_encoding_trained(student, sampler):
+            groups = student.parameter_groups()
+            trained = [name for name, group in groups.items() if any(part.requires_grad for part in group)]
             raise UserError(
-                f"distillation.fit.frozen must name what encodes observations (encoder), since the teacher acts from "
-                f"the student's encoding; got {list(settings.frozen)}"
+                f"distillation.fit.frozen must name what encodes observations (encoder, lora), since the teacher acts "
+                f"from the student's encoding; got {list(settings.frozen)}, which leaves {', '.join(trained)}"
             )
         run_fit(fit, out, title="distill", shown="bc_loss", checkpoint_every=500)
     student.prepare_to_explore()

@@ -178,6 +178,7 @@ def window_samplers(spec: PolicySpec, sources: Sequence[Cloned], *, batch_size: 
             where=source.where,
             cameras=spec.robot.cameras,
             future_steps=spec.future_steps,
+            past_steps=spec.past_steps,
             actors=source.actors,
             pre_intervention_steps=source.pre_intervention_steps,
         )

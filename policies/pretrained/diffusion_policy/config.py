@@ -40,7 +40,9 @@ class DiffusionTransformerConfig:
 @dataclass(frozen=True, kw_only=True)
 class DiffusionPolicyConfig:
     """``chunk_size`` actions are denoised from the first of ``obs_steps`` observations on; ``action_horizon`` of them,
-    from the present one on, are executed, explored and scored. ``crop``: side of the central crop that is seen, in
+    from the present one on, are executed, explored and scored. ``obs_steps``: observations that are seen, of this
+    decision and those before it, ``action_horizon`` control steps apart; the published policies see consecutive control
+    steps, which is the same with ``action_horizon`` 1 alone. ``crop``: side of the central crop that is seen, in
     pixels; null: the whole image. ``image_widths``: channels of the ResNet's stages. ``image_mean``, ``image_std``: of
     colors in [0, 1]. ``keypoints``: positions per image that the encoder reports.
     """

@@ -1,4 +1,8 @@
-"""Diffusion Policy (Chi et al. 2023, arXiv:2303.04137), with its observation history as the policy's memory."""
+"""Diffusion Policy (Chi et al. 2023, arXiv:2303.04137), with its observation history as the policy's memory.
+
+Memory moves on once per decision, so the observations are ``action_horizon`` control steps apart, in rollouts and in
+cloning alike. The published ones are one control step apart, which is the same with ``action_horizon`` 1 alone.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,7 @@ LEROBOT = Layout(
 
 @dataclass(frozen=True, kw_only=True)
 class History(TensorDataclass):
-    """The last observations, the oldest first."""
+    """The observations of the last decisions, the oldest first."""
 
     images: UInt8[Tensor, "*B T cameras height width 3"]
     state: Float[Tensor, "*B T state_dim"]
@@ -90,6 +94,7 @@ class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
             value_dim=config.obs_steps * width,
             cloned_horizon=config.chunk_size - past,
             noise_shape=(config.chunk_size, robot.action_dim),
+            past_steps=tuple(config.action_horizon * back for back in range(past, 0, -1)),
         )
         self.executed = slice(past, past + config.action_horizon)
         kernel = build_kernel(config.explore, self.objective)
@@ -136,6 +141,14 @@ class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
 
     def encode(self, obs: Observation, state: TensorDataclass) -> tuple[HistoryContext, TensorDataclass]:
         """An episode's first observation counts for those before it."""
+        whole, after = self._advance(obs, state)
+        return self._encode(whole, self.network["encoder"]), after
+
+    def remember(self, obs: Observation, state: TensorDataclass) -> TensorDataclass:
+        return self._advance(obs, state)[1]
+
+    def _advance(self, obs: Observation, state: TensorDataclass) -> tuple[History, Memory]:
+        """What is seen of ``obs`` and before it, and the memory after it."""
         assert isinstance(state, Memory)
         seen = self.config.convention.observe(obs, self.spec.robot.cameras)
         present = History(images=seen.images.unsqueeze(1), state=seen.state.unsqueeze(1))
@@ -145,7 +158,7 @@ class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
             state=torch.cat([repeated.state, present.state], dim=1),
         )
         after = Memory(history=whole.map(lambda tensor: tensor[:, 1:]), begun=torch.ones_like(state.begun))
-        return self._encode(whole, self.network["encoder"]), after
+        return whole, after
 
     def _encode(self, history: History, encoder: nn.Module) -> HistoryContext:
         images = history.images.flatten(0, 2).movedim(-1, 1).float() / 255
@@ -218,9 +231,11 @@ class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
 
         return predict
 
+    def unnormalized(self, x_0: Float[Tensor, "B chunk A"]) -> Float[Tensor, "B H A"]:
+        return self.normalizer.unnormalize_action(x_0[:, self.executed])
+
     def to_action(self, x_0: Float[Tensor, "B chunk A"], context: HistoryContext) -> Float[Tensor, "B H A"]:
-        action = self.normalizer.unnormalize_action(x_0[:, self.executed])
-        return self.config.convention.to_robot(action, context.state)
+        return self.config.convention.to_robot(self.unnormalized(x_0), context.state)
 
 
 def _check_crop(config: DiffusionPolicyConfig, robot: RobotSpec) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,18 +15,23 @@ from benchmarks.gpu_pretrained import TINY, pretrained_rows
 from episodes.sampler import WindowSampler
 from episodes.store import EpisodeStore
 from policies.bundle import save_bundle
+from policies.denoising.kernels import FlowSDEConfig
 from policies.denoising.policy import DenoisingPolicy
 from policies.device import CPU, Device
+from policies.policy import RobotSpec, set_frozen
+from policies.pretrained.storage import StorageConfig
 from policies.registry import build_policy
 from real_robot.serving.protocol import ActRequest
 from real_robot.serving.registry import load_backend
 from sims.starts import StartSequence
 from tests.device.second_device import DEVICE
 from tests.device.small_models import FLOW, SECOND, SIDES, policy_of, record, same_weights
+from tests.policies.pretrained.toy import toy
 from tests.policies.test_every_policy import CONFIGS, ROBOT, observe
 from tests.worlds import PointEnv
 from vla_rl.algorithms.bc import BC, BCConfig
 from vla_rl.bench.transfers import TransferCounter
+from vla_rl.rollouts.collector import Collector
 from vla_rl.runners.evaluate import evaluate_policy
 from vla_rl.runs.checkpoint import load_tree, save_tree
 
@@ -65,6 +71,18 @@ def test_every_policy_acts_and_learns(name: str) -> None:
         (again.mean() + policy.entropy(context, sample.trace).mean()).backward()
     assert counter.unnamed == {}
     torch.testing.assert_close(again.detach().cpu(), sample.log_prob.cpu(), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(("where", "kept_on"), [("device", DEVICE), ("host", CPU.device), ("recompute", CPU.device)])
+def test_a_rollout_keeps_published_policies_records_where_storage_says(where: Any, kept_on: torch.device) -> None:
+    config = dataclasses.replace(toy("pi0", FlowSDEConfig(steps=2)), storage=StorageConfig(where=where))
+    env = PointEnv(num_envs=4)
+    policy = SECOND.place(build_policy(config, RobotSpec.of(env.spec)))
+    set_frozen(policy, ("encoder",))
+    rollout = Collector(env, policy, critic=None, gamma=0.99, failure_weight=0.0, seed=0).collect(2)
+    assert {tensor.device for tensor in rollout.inputs.tensors()} == {kept_on}
+    again = policy.log_prob(policy.restore(rollout.inputs[0]), rollout.trace[0])
+    torch.testing.assert_close(again.detach().cpu(), rollout.log_prob[0].cpu(), rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from episodes.sampler import WindowSampler
+from episodes.store import EpisodeStore
 from policies.denoising.denoise import integrate
 from policies.denoising.kernels import DDIMConfig, DDPMConfig, build_kernel
 from policies.denoising.objectives import DiffusionConfig
@@ -16,12 +20,17 @@ from policies.pretrained.checkpoint import CheckpointError, PublishedWeights, Sc
 from policies.pretrained.diffusion_policy.config import DiffusionPolicyConfig, UNetConfig
 from policies.pretrained.diffusion_policy.policy import DiffusionChunkPolicy
 from policies.registry import build_policy
+from policies.residual.policy import ResidualConfig, residual_on
 from sims.errors import UserError
 from sims.vector_env import Observation, encode_instructions
+from tests.episodes.episode_examples import make_episode
 from tests.policies.pretrained.golden import read_golden
 from tests.policies.pretrained.toy import DIFFUSION_POLICY, DIFFUSION_TRANSFORMER
 from tests.policies.test_every_policy import ROBOT as SMALL_ROBOT
 from tests.policies.test_every_policy import generator, observe
+from vla_rl.algorithms.encoded_windows import encode_windows
+from vla_rl.replay.demonstrations import recorded_walks, replay_of
+from vla_rl.runners.imitation import Cloned, window_samplers
 
 ROBOT = RobotSpec(action_dim=7, state_dim=8, cameras=("a", "b"), image_size=(64, 64), control_hz=10.0)
 TINY = DiffusionPolicyConfig(
@@ -111,3 +120,46 @@ def test_later_actions_do_not_change_earlier_ones_in_the_transformer() -> None:
     changed[:, :, 9] += 1
     before, after = (policy.predict(context)(one, torch.tensor([[0.5]])).target[0, 0] for one in (x, changed))
     assert torch.equal(before[:9], after[:9]) and (before[9:] - after[9:]).abs().max() > 1e-4
+
+
+HISTORIES = {
+    0: [0, 0, 0],
+    3: [0, 0, 3],
+    8: [0, 0, 8],
+    11: [0, 3, 11],
+    16: [0, 8, 16],
+    19: [3, 11, 19],
+}  # by present step
+
+
+def observed_everywhere(path: Path) -> tuple[EpisodeStore, RobotSpec]:
+    """An episode of 20 control steps whose state says in element 1 of which step it is."""
+    store = EpisodeStore(path, create=True)
+    store.add(make_episode(steps=20))
+    return store, RobotSpec(action_dim=3, state_dim=4, cameras=("front",), image_size=(8, 8), control_hz=20.0)
+
+
+@pytest.mark.parametrize("frozen", [("encoder",), ()], ids=["encoded once", "encoded again"])
+@pytest.mark.parametrize("residual", [False, True])
+def test_cloning_sees_the_decisions_that_a_rollout_remembers(
+    tmp_path: Path, residual: bool, frozen: tuple[str, ...]
+) -> None:
+    store, robot = observed_everywhere(tmp_path / "store")
+    policy: Any = build_policy(replace(DIFFUSION_POLICY, obs_steps=3), robot)
+    set_frozen(policy, frozen)
+    policy = residual_on(policy, ResidualConfig(action_horizon=4)) if residual else policy
+    (sampler,) = window_samplers(policy.spec, [Cloned(store=store.path)], batch_size=8, seed=0)
+    inputs: Any = encode_windows(policy, sampler, np.array(list(HISTORIES))).inputs
+    features = policy.restore(inputs).features.reshape(len(HISTORIES), 3, -1)
+    assert features[:, :, 1].tolist() == list(HISTORIES.values())
+
+
+def test_a_replay_of_recorded_episodes_sees_the_decisions_that_a_rollout_remembers(tmp_path: Path) -> None:
+    store, robot = observed_everywhere(tmp_path / "store")
+    policy: Any = build_policy(replace(DIFFUSION_POLICY, obs_steps=3), robot)
+    found = recorded_walks([store.path], action_horizon=8, gamma=0.9)
+    first = WindowSampler(store, action_horizon=8, batch_size=1, seed=0, cameras=("front",)).next_batch().obs
+    example = policy.store(policy.encode(first, policy.initial_state(1))[0])
+    inputs: Any = replay_of(found, policy, example, gamma=0.9, seed=0).entries().inputs
+    seen = inputs.state[..., 1].tolist()
+    assert [history for history in seen if history[-1] in HISTORIES] == [HISTORIES[at] for at in (0, 8, 16, 3, 11, 19)]
