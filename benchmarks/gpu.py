@@ -34,8 +34,8 @@ from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.algorithms.update_settings import UpdateConfig
+from vla_rl.bench.example import EXAMPLE_ROBOT
 from vla_rl.bench.memory import SIZES, bench_memory
-from vla_rl.bench.options import EXAMPLE_ROBOT, BenchOptions
 from vla_rl.bench.policy import acting, as_cuda_graph, learning, matmul_rate, throughput
 from vla_rl.bench.record import RESULTS, Row, median_seconds, read_record, row, write_record
 from vla_rl.bench.world_model import imagined_images_per_second, update_seconds
@@ -254,7 +254,7 @@ def world_model(scale: Scale, device: Device) -> Iterator[Row]:
 
 def memory(scale: Scale, device: Device) -> Iterator[Row]:
     """As computed without a GPU; the measured peak of each part is in its row "peak memory"."""
-    yield from bench_memory(BenchOptions())
+    yield from bench_memory()
 
 
 def iteration(scale: Scale, device: Device) -> Iterator[Row]:

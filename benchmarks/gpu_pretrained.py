@@ -21,8 +21,8 @@ from policies.pretrained.pi0.config import Pi0Config
 from policies.pretrained.smolvla.config import SmolVLAConfig
 from policies.registry import build_policy
 from tests.policies.pretrained.toy import OPENVLA_OFT, toy
+from vla_rl.bench.example import EXAMPLE_ROBOT
 from vla_rl.bench.memory import training_memory
-from vla_rl.bench.options import EXAMPLE_ROBOT
 from vla_rl.bench.policy import acting, as_cuda_graph, log_prob_difference, observations, throughput, update
 from vla_rl.bench.record import Row, median_seconds, row
 

@@ -26,8 +26,8 @@ from policies.pretrained.checkpoint import PublishedWeights, Scale, published_na
 from policies.pretrained.pi0.config import Pi0Config
 from policies.pretrained.pi0.layout import PI0
 from policies.pretrained.pi0.policy import Pi0
+from vla_rl.bench.example import EXAMPLE_ROBOT
 from vla_rl.bench.memory import training_memory
-from vla_rl.bench.options import EXAMPLE_ROBOT
 from vla_rl.bench.policy import log_prob_difference, observations, update
 from vla_rl.bench.record import Row, row, write_record
 

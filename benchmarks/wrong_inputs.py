@@ -118,8 +118,8 @@ def unknown_cases(rng: random.Random) -> Iterator[Case]:
     for section in ("sim", "start", "algorithm", "start.policy", "start.policy.explore", "start.policy.objective"):
         yield Case("unknown kind", ("train", str(TINY), f"--{section}.name=nonsense"), (f"{section}.name", "one of"))
     for command in COMMANDS:
-        yield Case("unknown command", (command + "q",), (command + "q",))
-        yield Case("unknown option", (command, "--nonsense-option", "1"), ())
+        yield Case("unknown command", (*command.split()[:-1], command.split()[-1] + "q"), (command + "q",))
+        yield Case("unknown option", (*command.split(), "--nonsense-option", "1"), ())
 
 
 # -- options -------------------------------------------------------------------------------------------------------
@@ -133,14 +133,16 @@ def option_cases() -> Iterator[Case]:
                 continue
             option = "--" + name.replace("_", "-")
             for value in [*outside(interval(annotation)), "many"]:
-                words = (command, *POSITIONAL.get(command, ()), option, str(value))
+                words = (*command.split(), *POSITIONAL.get(command, ()), option, str(value))
                 yield Case("option", words, (option, allowed(annotation)))
 
 
 POSITIONAL = {
     "eval": ("here",), "collect": (str(TINY), "--out", "there"), "serve": ("here",), "watch": ("here",),
-    "data": ("info", "here"), "bench": ("sim",), "world-model": ("fit", str(TINY)), "robot": ("check", "here"),
-    "reward": ("fit", "here"),
+    "data import": ("here", "--source", "there"), "robot teleop": ("here",),
+    "robot record": ("here", "--store", "there", "--instruction", "reach"), "reward fit": ("here",),
+    "reward fit-progress": ("here",), "reward fit-preferences": ("here",), "reward evaluate": ("here",),
+    **{f"world-model {verb}": (str(TINY),) for verb in ("fit", "evaluate", "imagine", "drive")},
 }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ def help_of(command: str) -> str:
     """What ``vla-rl COMMAND --help`` prints."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-        parse([command, "--help"])
+        parse([*command.split(), "--help"])
     return out.getvalue().strip()
 
 

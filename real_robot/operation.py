@@ -79,10 +79,10 @@ def drive(
     path: Path,
     *,
     leader: str,
-    store: Path | None,
-    instruction: str,
     control_hz: float,
-    image_size: Sequence[int],
+    store: Path | None = None,
+    instruction: str = "",
+    image_size: Sequence[int] = (128, 128),
 ) -> None:
     """A person drives the arm until the key 0. RobotError if the file or the robot cannot be used."""
     robot = read_robot(path)

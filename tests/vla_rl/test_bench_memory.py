@@ -12,8 +12,8 @@ from policies.policy import set_frozen, trained_parameters
 from policies.registry import build_policy
 from tests.policies.encoding import encode
 from tests.policies.pretrained.toy import toy
+from vla_rl.bench.example import EXAMPLE_ROBOT
 from vla_rl.bench.memory import training_memory
-from vla_rl.bench.options import EXAMPLE_ROBOT
 from vla_rl.bench.policy import observations
 
 

@@ -10,7 +10,6 @@ from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import RobotSpec
 from sims.errors import UserError
 from sims.tabletop import TabletopConfig, TabletopEnv
-from vla_rl.bench.options import BenchOptions
 from vla_rl.bench.train import Measured, bench_train, time_rows
 
 CONFIG = """
@@ -33,7 +32,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_achieved_over_attainable_of_an_experiment(config: Path) -> None:
-    rows = {row["name"]: row for row in bench_train(BenchOptions(device="cpu", config=config))}
+    rows = {row["name"]: row for row in bench_train(config, device="cpu")}
     stages = {name for name, row in rows.items() if row["against"] == "alone / here"}
     assert stages == {"simulate", "render", "encode", "infer", "learn"}
     parts = sum(rows[name]["value"] * rows[name]["ratio"] for name in stages)
@@ -48,7 +47,7 @@ def test_other_algorithms_are_refused(config: Path) -> None:
     other = config.with_name("grpo.yaml")
     other.write_text("extends: config.yaml\nalgorithm: {name: grpo, groups: 1, group_size: 2}\n")
     with pytest.raises(UserError, match="bench train measures algorithm ppo, got grpo"):
-        bench_train(BenchOptions(device="cpu", config=other))
+        bench_train(other, device="cpu")
 
 
 def test_shares_by_hand() -> None:

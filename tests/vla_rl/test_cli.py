@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
 import os
 import re
@@ -18,6 +19,8 @@ from sims.errors import UserError
 from sims.numbers.finite import NotFinite
 from tests.vla_rl.run_folder import make_run
 from vla_rl.cli import main as cli
+from vla_rl.cli.result import Result, show
+from vla_rl.cli.reward import FitClassifier
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,13 +36,10 @@ def exit_code(*arguments: str) -> int:
     return stopped.value.code
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["", "train", "eval", "collect", "pretrain", "distill", "report", "compare", "doctor", "bench", "data", "sims"],
-)
+@pytest.mark.parametrize("command", [*cli.GROUPS, *cli.COMMANDS])
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str):
     assert exit_code(*command.split(), "--help") == 0
-    assert capsys.readouterr().out.startswith(f"usage: vla-rl {command}")
+    assert capsys.readouterr().out.startswith(f"usage: vla-rl {command}".rstrip() + " [-h]")
 
 
 def test_help_imports_nothing_heavy():
@@ -63,8 +63,11 @@ def test_help_imports_nothing_heavy():
             "/dev/null/x cannot be created or written (not a directory)",
         ),
         (("train",), "CONFIG"),
-        (("data", "show", "x"), "'info', 'verify'"),
-        (("sims", "install", "robosuit"), "needs one of"),
+        (("data", "show", "x"), "no command 'data show'; there are: info, verify, rebuild, merge, compact"),
+        (("data", "infos", "x"), "no command 'data infos'; did you mean 'info'?"),
+        (("data", "--json", "info", "x"), "Missing subcommand after: vla-rl data; there are: info, verify"),
+        (("data", "info", "x", "other"), "data info takes no other"),
+        (("sims", "install", "robosuit"), "unknown simulator 'robosuit'; known are robosuite"),
         (("eval", "runs/x", "--episodes", "many"), "--episodes must be an integer from 1 to 10^9 or null, got 'many'"),
         (("eval", "runs/x", "--episodes", "0"), "--episodes must be an integer from 1 to 10^9 or null, got 0"),
         (
@@ -79,7 +82,7 @@ def test_help_imports_nothing_heavy():
         (("train", "quickstart", "--device", "gpu"), "device 'gpu' cannot be used here; there are: auto, cpu"),
         (("bench", "speed"), "there are: sim, policy"),
         (("bench", "policy", "--policy", "mlp"), "no policy 'mlp'; there are: denoising"),
-        (("bench", "policy", "--sim", "pusht"), "bench policy takes no --sim"),
+        (("bench", "policy", "--sim", "pusht"), "bench policy takes no --sim; it is an option of bench sim"),
         (("bench", "sim", "--num-envs", "2"), "these options need --sim NAME"),
         (("eval", "runs/x", "--words", "blank"), "--words"),
         (("init", "torch"), "an installed package is called torch, which this one would hide; choose another name"),
@@ -96,6 +99,47 @@ def test_wrong_input_is_one_message_and_code_2(
     assert message in captured.err
     assert captured.err.count("\n") == 1
     assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("data info STORE --to mcap --source x", "data info takes no --to; it is an option of data export"),
+        ("data info STORE --source x", "data info takes no --source; it is an option of data merge, data import"),
+        ("data compact STORE --out somewhere", "data compact takes no --out"),
+        ("robot status --leader /topic --store s --success", "robot status takes no --leader"),
+        ("robot record f --live --store s --instruction i", "robot record takes no --live"),
+        ("robot record f --success --store s --instruction i", "robot record takes no --success"),
+        ("robot teleop f --json", "robot teleop takes no --json"),
+        ("world-model fit imagined_reach --keys aab", "world-model fit takes no --keys"),
+        ("world-model fit imagined_reach --held 3", "world-model fit takes no --held"),
+        ("world-model fit imagined_reach --starts 9", "world-model fit takes no --starts"),
+        ("world-model fit imagined_reach --episode 4", "world-model fit takes no --episode;"),
+        ("world-model evaluate imagined_reach --port 0", "world-model evaluate takes no --port"),
+        ("reward fit STORE --stores other", "reward fit takes no --stores; it is an option of reward evaluate"),
+        ("reward fit STORE --sim quickstart --policy b", "reward fit takes no --sim"),
+        ("reward fit STORE --explore --episodes 3", "reward fit takes no --explore"),
+        ("reward evaluate FOLDER --out there", "reward evaluate takes no --out"),
+        ("sims list robosuite", "sims list takes no robosuite"),
+        ("bench store --device cpu", "bench store takes no --device; it is an option of bench train"),
+    ],
+)
+def test_an_option_of_another_verb_is_refused(capsys: pytest.CaptureFixture[str], arguments: str, message: str):
+    assert exit_code(*arguments.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_a_command_prints_its_result_as_text_or_as_one_object(capsys: pytest.CaptureFixture[str]):
+    result = Result({"episodes": 2, "corrupt": ["a"]}, failed=True)
+    show(result, as_json=False)
+    assert capsys.readouterr().out == "episodes: 2\ncorrupt: ['a']\n"
+    show(result, as_json=True)
+    assert json.loads(capsys.readouterr().out) == result.value
+    show(Result({}, "below", table=lambda: print("a table")), as_json=False)
+    assert capsys.readouterr().out == "a table\nbelow\n"
 
 
 @pytest.mark.parametrize(
@@ -237,7 +281,7 @@ def test_settings_are_separated_from_options(arguments: str, overrides: tuple[st
 @pytest.mark.parametrize("command", ["learn folder", "correct bundle", "reward fit store"])
 def test_a_configuration_that_is_an_option_is_no_setting(command: str):
     parsed = cli.parse([*command.split(), "--config", "mine.yaml", "--seed=3" if command[0] == "l" else "--a.b=3"])
-    assert isinstance(parsed, cli.Learn | cli.Correct | cli.Reward)
+    assert isinstance(parsed, cli.Learn | cli.Correct | FitClassifier)
     assert parsed.config == Path("mine.yaml")
     assert len(parsed.overrides) == 1
 

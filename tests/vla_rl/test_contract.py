@@ -24,7 +24,7 @@ from real_robot.serving.protocol import Hello, unpack
 from sims.registry import splits
 from sims.tabletop import TabletopConfig
 from tests.vla_rl.command import answer, vla_rl
-from vla_rl.bench.options import EXAMPLE_ROBOT
+from vla_rl.bench.example import EXAMPLE_ROBOT
 from vla_rl.bench.policy import learning
 from vla_rl.bench.serving import latency_rows
 from vla_rl.bench.store import STEPS, store_rows
@@ -352,8 +352,8 @@ def test_bad_input_is_one_line_and_exit_code_2(run_dir: Path, tmp_path: Path) ->
         "neither a run folder nor a bundle": ("eval", empty),
         "no such episode store": ("data", "info", tmp_path / "nothing"),
         "there are: ": ("bench", "speed"),
-        "bench robot needs a bundle": ("bench", "robot"),
-        "bench sim takes no bundle": ("bench", "sim", run_dir / "bundle"),
+        "bench robot needs BUNDLE": ("bench", "robot"),
+        f"bench sim takes no {run_dir / 'bundle'}": ("bench", "sim", run_dir / "bundle"),
         "is not a bundle": ("serve", empty),
         "missing: no such file": ("serve", run_dir / "bundle", "--token-file", tmp_path / "missing"),
         "without TLS": ("serve", run_dir / "bundle", "--host", "0.0.0.0", "--token-file", TINY),

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from vla_rl.cli.arguments import option_names
 from vla_rl.cli.main import COMMANDS
 from vla_rl.config.experiment import Experiment
-from vla_rl.config.schema import config_fields, hints
+from vla_rl.config.schema import config_fields
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("vla_rl", "world_models", "real_robot", "policies", "episodes", "sims")
@@ -37,14 +38,18 @@ def unknown_commands(text: str) -> list[str]:
     """Commands and options that the parser does not have, where a text quotes a command line."""
     wrong = []
     for line in re.findall(r"(?:`|: |\$ )vla-rl ([a-z][a-z-]+(?: [^`'\",.;:()|\n]*)?)", text):
-        command, *words = line.split()
-        if command not in COMMANDS:
-            wrong.append(command)
+        words = line.split()
+        group = [name for name in COMMANDS if name.split()[0] == words[0]]
+        named = [name for name in group if name.split() == words[: len(name.split())]]
+        verb = re.match("[a-z]", "".join(words[1:2]))
+        if not named and (verb or not group):
+            wrong.append(" ".join(words[: 2 if group else 1]))
             continue
-        known = {name.replace("_", "-") for name in hints(COMMANDS[command])} | {"run", "help"}
+        known = {"help"}.union(*(option_names(COMMANDS[name]) for name in named or group))
         if "overrides" in known:
             known |= {field.path for field in FIELDS if "." not in field.path}
-        wrong += [f"{command} {word}" for word in words if re.fullmatch(r"--[a-z-]+", word) and word[2:] not in known]
+        given = [word for word in words if re.fullmatch(r"--[a-z-]+", word) and word[2:] not in known]
+        wrong += [f"{(named or words)[0]} {word}" for word in given]
     return wrong
 
 
@@ -79,5 +84,7 @@ def test_wrong_advice_is_found() -> None:
     assert unknown_commands("Run: vla-rl improve FILE") == ["improve"]
     assert unknown_commands("`vla-rl eval RUN --episode 3`") == ["eval --episode"]
     assert unknown_commands("$ vla-rl train CONFIG --resume") == []
+    assert unknown_commands("`vla-rl data inspect STORE`") == ["data inspect"]
+    assert unknown_commands("`vla-rl data info STORE --to mcap`, `vla-rl data --to`") == ["data info --to"]
     assert unknown_settings("lower start.noises or --algorithm.clip_ratio") == ["start.noises", "algorithm.clip_ratio"]
     assert unknown_settings("lower start.noise, algorithm.update or imagination.model.fit.steps") == []

@@ -20,7 +20,7 @@ from policies.compact_encoder import CompactEncoderConfig
 from policies.denoising.action_expert import ActionExpertConfig
 from policies.policy import Policy, set_frozen, trained_parameters
 from policies.registry import DEFAULT_POLICY, build_policy
-from vla_rl.bench.options import EXAMPLE_ROBOT, BenchOptions
+from vla_rl.bench.example import EXAMPLE_ROBOT
 from vla_rl.bench.policy import observations, policy_config, update
 from vla_rl.bench.record import Row, row
 
@@ -44,13 +44,13 @@ SIZES: Mapping[str, Any] = {
 }
 
 
-def bench_memory(options: BenchOptions) -> list[Row]:
+def bench_memory(policy: str | None = None) -> list[Row]:
     """Parameters, and GB that an update of a micro-batch and a rollout's observations take.
 
     Of three sizes of the built-in policy, or of the named policy's default configuration.
     """
-    if options.policy is not None:
-        return policy_memory(policy_config(options.policy))
+    if policy is not None:
+        return policy_memory(policy_config(policy))
     rows = []
     for name, config in SIZES.items():
         rows.append(row(f"{name}, parameters", sum(one.numel() for one in _on_meta(config).parameters()), "1"))

@@ -14,20 +14,20 @@ from policies.registry import DEFAULT_POLICY, POLICIES, build_policy
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, encode_instructions
-from vla_rl.bench.options import EXAMPLE_ROBOT, BenchOptions
+from vla_rl.bench.example import EXAMPLE_ROBOT
 from vla_rl.bench.record import Row, median_seconds, row
 
 BATCH = 256
 Work = Callable[[], object]
 
 
-def bench_policy(options: BenchOptions) -> list[Row]:
+def bench_policy(name: str | None = None) -> list[Row]:
     """Observations per second of each step of acting and learning, in batches of 256.
 
     The reference for arithmetic speed is a float32 matrix product of 1024 on the same threads. UserError for a policy
     that is not registered.
     """
-    policy = build_policy(DEFAULT_POLICY() if options.policy is None else policy_config(options.policy), EXAMPLE_ROBOT)
+    policy = build_policy(DEFAULT_POLICY() if name is None else policy_config(name), EXAMPLE_ROBOT)
     work = acting(policy) | learning(policy)
     rows = [
         row("parameters", sum(parameter.numel() for parameter in policy.parameters()), "1"),

@@ -23,14 +23,10 @@ from real_robot.serving.protocol import ActRequest
 from real_robot.serving.registry import load_backend
 from real_robot.serving.runtimes import Runtime
 from sims.errors import UserError
-from vla_rl.bench.options import EXAMPLE_ROBOT, BenchOptions
+from vla_rl.bench.example import EXAMPLE_ROBOT
 from vla_rl.bench.record import Row, row
 
 REPEATS = 200
-
-
-def bench_latency(options: BenchOptions) -> list[Row]:
-    return latency_rows(options.bundle)
 
 
 def latency_rows(bundle: Path | None, runtimes: Sequence[Runtime] = get_args(Runtime)) -> list[Row]:
@@ -91,19 +87,17 @@ def request_seconds(backend: ChunkBackend) -> list[float]:
     return times[10:]
 
 
-def bench_robot(options: BenchOptions) -> list[Row]:
+def bench_robot(bundle: Path) -> list[Row]:
     """What ``benchmarks/robot.py`` measures of a bundle: timing, latency and success over the ROS wire."""
     root = Path(__file__).parents[2]
     program = root / "benchmarks" / "robot.py"
-    if options.bundle is None:
-        raise UserError("bench robot needs a bundle: vla-rl bench robot BUNDLE")
-    read_bundle_info(options.bundle)
+    read_bundle_info(bundle)
     if not program.exists():
         raise UserError("bench robot needs a checkout of the repository: it runs benchmarks/robot.py")
     python = Path(sys.executable) if find_spec("rclpy") else root / ".venv-ros" / "bin" / "python"
     if not python.exists():
         raise UserError("bench robot needs ROS. Run: make ros")
-    command = [str(python), "-m", "benchmarks.robot", str(options.bundle.resolve())]
+    command = [str(python), "-m", "benchmarks.robot", str(bundle.resolve())]
     subprocess.run(command, cwd=root, check=True, stdout=sys.stderr)
     rows: list[Row] = json.loads((program.parent / "results" / "robot.json").read_text())["rows"]
     return rows

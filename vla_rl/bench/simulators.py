@@ -1,28 +1,21 @@
-"""``vla-rl bench sim``: the built-in suite, or a simulator's worker processes beside other libraries'."""
+"""``vla-rl bench sim --sim NAME``: a simulator's worker processes beside other libraries'."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from sims.bench.throughput import Measurement, compare
-from sims.errors import UserError
 from sims.examples import worker_example
-from vla_rl.bench.options import BenchOptions
 from vla_rl.bench.record import Row, row
-from vla_rl.bench.tabletop import bench_tabletop
 
 
-def bench_simulators(options: BenchOptions) -> list[Row]:
-    """Control steps and observations per second of the built-in suite, or of ``options.sim`` and its peers.
+def bench_simulator(name: str, *, against: Sequence[str], num_envs: int, image_size: int, seconds: float) -> list[Row]:
+    """Control steps and observations per second of a simulator's worker processes and of its peers.
 
     Raises UserError for a simulator that is unknown or not installed.
     """
-    if options.sim is None:
-        if options != BenchOptions():
-            raise UserError("bench sim: these options need --sim NAME")
-        return bench_tabletop()
-    config, simulator = worker_example(options.sim, num_envs=options.num_envs, image_size=options.image_size)
-    return comparison_rows(compare(config, simulator, against=options.against, seconds=options.seconds))
+    config, simulator = worker_example(name, num_envs=num_envs, image_size=image_size)
+    return comparison_rows(compare(config, simulator, against=against, seconds=seconds))
 
 
 def comparison_rows(measured: Sequence[Measurement]) -> list[Row]:

@@ -14,22 +14,18 @@ import numpy as np
 from episodes.sampler import WindowSampler
 from episodes.schema import ACTORS, Episode
 from episodes.store import EpisodeStore
-from vla_rl.bench.options import EXAMPLE_ROBOT, BenchOptions
+from vla_rl.bench.example import EXAMPLE_ROBOT
 from vla_rl.bench.record import Row, median_seconds, row
 
 EPISODES, STEPS, BATCH, HORIZON = 40, 60, 256, 8
 
 
-def bench_store(options: BenchOptions) -> list[Row]:
+def store_rows(episodes: int = EPISODES, *, repeats: int = 5) -> list[Row]:
     """Of episodes of two cameras and 60 observations, below the present folder, whose disk is measured.
 
     Writing beside a file of as many bytes that reaches the disk; in processor time checking beside the hash alone, and
     windows beside a copy of as many frames in memory.
     """
-    return store_rows(EPISODES)
-
-
-def store_rows(episodes: int, *, repeats: int = 5) -> list[Row]:
     rng = np.random.default_rng(0)
     elapsed = partial(median_seconds, repeats=repeats)
     computed = partial(median_seconds, repeats=repeats, clock=time.process_time)

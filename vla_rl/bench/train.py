@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -18,7 +19,6 @@ from sims.vector_env import VectorEnv
 from vla_rl.algorithms.clipped_update import ClippedUpdate
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.bench.attainable import seconds_alone
-from vla_rl.bench.options import BenchOptions
 from vla_rl.bench.record import Row, row
 from vla_rl.bench.transfers import TransferCounter
 from vla_rl.config.environments import make_env
@@ -33,17 +33,17 @@ ITERATIONS = 2  # that are measured, after one to warm up
 EXAMPLE = Experiment(sim=TabletopConfig(tasks=("pick",), num_envs=8), algorithm=PPOConfig(chunks=4, critic_warmup=0))
 
 
-def bench_train(options: BenchOptions) -> list[Row]:
+def bench_train(config: Path | None = None, *, device: str = "auto") -> list[Row]:
     """Seconds per stage of an iteration beside what its work takes alone, and transfers per name and iteration.
 
-    Of the experiment ``options.config``, its policy untrained; default: the default policy, 8 environments, 4 chunks.
+    Of the experiment ``config``, its policy untrained; default: the default policy, 8 environments, 4 chunks.
     A transfer outside of the named places (sims/devices/crossing.py) has a row "unnamed: OPERATION". UserError for a
     device that this machine does not have, and for other algorithms than PPO. On a CPU nothing crosses.
     """
     experiment = EXAMPLE
-    if options.config is not None:
-        experiment = load_config(Experiment, find_config(options.config))
-    experiment = replace(experiment, device=options.device)
+    if config is not None:
+        experiment = load_config(Experiment, find_config(config))
+    experiment = replace(experiment, device=device)
     env = make_env(experiment.sim)
     try:
         ppo = _make_ppo(experiment, env)

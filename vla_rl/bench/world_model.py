@@ -14,17 +14,13 @@ from sims.chunk import step_chunk
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.vector_env import VectorEnv
-from vla_rl.bench.options import EXAMPLE_ROBOT, BenchOptions
+from vla_rl.bench.example import EXAMPLE_ROBOT
 from vla_rl.bench.record import Row, median_seconds, row
 from world_models.evaluation.open_loop import frames_per_second
 from world_models.models.conv_flow import ConvFlowConfig
 from world_models.models.flow_model import FlowWorldModel
 from world_models.registry import build_world_model
 from world_models.world_model import History
-
-
-def bench_world_model(options: BenchOptions) -> list[Row]:
-    return world_model_rows()
 
 
 def world_model_rows(

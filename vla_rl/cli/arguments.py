@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 
 from sims.errors import UserError
 from vla_rl.config.allowed import allowed
@@ -72,14 +72,27 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def parse_error(printed: str, command: type | None, arguments: Sequence[str]) -> str:
+def option_names(command: type) -> list[str]:
+    """Of all arguments that are no positional ones, as on the command line without "--"."""
+    names = []
+    for name, annotation in get_type_hints(command, include_extras=True).items():
+        marks = getattr(annotation, "__metadata__", ())
+        if Positional not in marks:
+            names.append(next((mark.name for mark in marks if getattr(mark, "name", None)), name).replace("_", "-"))
+    return names
+
+
+def parse_error(printed: str, name: str, command: type, arguments: Sequence[str]) -> str:
     """What the option parser printed as a box of several lines, as one line that says what is allowed."""
     lines = [line.strip(" │") for line in printed.splitlines() if line.strip(" │╭╮╰╯")]
-    if command is not None and (wrong := re.search(r"Error parsing (--[\w-]+):", printed)):
+    if wrong := re.search(r"Error parsing (--[\w-]+):", printed):
         annotation = get_type_hints(command, include_extras=True).get(wrong[1].removeprefix("--").replace("-", "_"))
-        given = list(arguments)[1:]
+        given = list(arguments)
         if annotation is not None and wrong[1] in given[:-1]:
             return f"{wrong[1]} must be {allowed(annotation)}, got {given[given.index(wrong[1]) + 1]!r}"
     text = " ".join(line for line in lines if line[0] != "╭" and line[0] != "╰")
+    text = text.replace("Unrecognized options:", f"{name} takes no").replace(
+        f"Missing from vla-rl {name}:", f"{name} needs"
+    )
     parts = re.split(r"[─-]{4,}", text)  # "-" where the terminal has no box characters
     return "; ".join(part.strip(" .") for part in parts if part.strip(" ."))

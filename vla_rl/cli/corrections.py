@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,7 @@ from tyro.conf import Positional, arg
 from sims.errors import UserError
 from sims.numbers.ranges import Interval, PositiveInt
 from vla_rl.cli.arguments import Json, load_corrections, load_experiment
+from vla_rl.cli.result import Result, show
 
 FOLDER = Path("runs/corrections")
 
@@ -128,4 +128,4 @@ class Learn:
         for result in learn(self.folder, load_corrections(self.config, self.overrides), watch=self.watch):
             episodes, version = result["corrected_episodes"], result["version"]
             line = f"round {result['round']}: {episodes} corrected episodes, bundle {version}"
-            print(json.dumps(result) if self.json else line, flush=True)
+            show(Result(result, line), as_json=self.json)

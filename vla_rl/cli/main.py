@@ -6,6 +6,7 @@ Heavy packages are imported inside a command, so that ``vla-rl --help`` answers 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import difflib
 import errno
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
@@ -24,17 +25,16 @@ import tyro
 from tyro.conf import FlagCreatePairsOff
 
 from sims.errors import RunFailure, UserError, did_you_mean, is_disk_full
-from vla_rl.cli.arguments import check_options, parse_error, without_empty_defaults
+from vla_rl.cli import data, reward, robot, simulators, world_model
+from vla_rl.cli import machine as bench
+from vla_rl.cli.arguments import check_options, option_names, parse_error, without_empty_defaults
 from vla_rl.cli.corrections import Correct, Fleet, Learn
-from vla_rl.cli.data import Data
-from vla_rl.cli.machine import Bench, Doctor
+from vla_rl.cli.machine import Doctor
 from vla_rl.cli.project import Init
 from vla_rl.cli.reports import Compare, Replay, Report, Runs, Track, Watch
-from vla_rl.cli.reward import Reward
-from vla_rl.cli.robot import Deploy, Export, FakeArm, Robot, Serve
-from vla_rl.cli.simulators import Sims
+from vla_rl.cli.result import Result, show
+from vla_rl.cli.robot import Deploy, Export, FakeArm, Serve
 from vla_rl.cli.training import Collect, Convert, Distill, Eval, Imitate, Pretrain, Sweep, Train
-from vla_rl.cli.world_model import WorldModel
 from vla_rl.termination import Terminated
 
 COMMANDS: Mapping[str, type] = {
@@ -46,7 +46,10 @@ COMMANDS: Mapping[str, type] = {
     "collect": Collect,
     "pretrain": Pretrain,
     "distill": Distill,
-    "reward": Reward,
+    "reward fit": reward.FitClassifier,
+    "reward fit-progress": reward.FitProgress,
+    "reward fit-preferences": reward.FitPreferences,
+    "reward evaluate": reward.Evaluate,
     "report": Report,
     "compare": Compare,
     "runs": Runs,
@@ -54,19 +57,55 @@ COMMANDS: Mapping[str, type] = {
     "watch": Watch,
     "replay": Replay,
     "doctor": Doctor,
-    "bench": Bench,
-    "data": Data,
-    "sims": Sims,
+    "bench sim": bench.BenchSim,
+    "bench policy": bench.BenchPolicy,
+    "bench train": bench.BenchTrain,
+    "bench memory": bench.BenchMemory,
+    "bench store": bench.BenchStore,
+    "bench world-model": bench.BenchWorldModel,
+    "bench latency": bench.BenchLatency,
+    "bench robot": bench.BenchRobot,
+    "data info": data.Info,
+    "data verify": data.Verify,
+    "data rebuild": data.Rebuild,
+    "data merge": data.Merge,
+    "data compact": data.Compact,
+    "data import": data.Import,
+    "data export": data.Export,
+    "sims list": simulators.List,
+    "sims install": simulators.Install,
+    "sims verify": simulators.Verify,
     "serve": Serve,
     "deploy": Deploy,
-    "robot": Robot,
+    "robot check": robot.Check,
+    "robot status": robot.Status,
+    "robot begin": robot.Begin,
+    "robot stop": robot.Stop,
+    "robot resume": robot.Resume,
+    "robot end": robot.End,
+    "robot record": robot.Record,
+    "robot teleop": robot.Teleop,
     "fake-arm": FakeArm,
     "correct": Correct,
     "fleet": Fleet,
     "learn": Learn,
     "export": Export,
     "convert": Convert,
-    "world-model": WorldModel,
+    "world-model fit": world_model.Fit,
+    "world-model evaluate": world_model.Evaluate,
+    "world-model imagine": world_model.Imagine,
+    "world-model drive": world_model.Drive,
+}
+
+# First words of several commands, and "" of all of them.
+GROUPS = {
+    "": "Reinforcement fine-tuning of vision-language-action policies.",
+    "reward": "Fit success classifiers, progress models or preferences to recorded episodes, or evaluate one.",
+    "bench": "Measure speed and memory.",
+    "data": "Inspect, check, merge, compact, import or export an episode store.",
+    "sims": "List, install or check the simulators that run in Python environments of their own.",
+    "robot": "Operate an arm: check its file, see and change what its node does, or drive it by hand.",
+    "world-model": "Fit a world model to recorded episodes, evaluate it, write a video of it, or drive in it.",
 }
 
 # Continue in their folder without being told to.
@@ -81,7 +120,7 @@ WRONG_PATH_CODES = (errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPT
 class Command(Protocol):
     """A frozen dataclass of arguments. One with a field ``overrides`` takes ``--section.key value`` of its CONFIG."""
 
-    def run(self) -> None: ...
+    def run(self) -> Result | None: ...
 
 
 @runtime_checkable
@@ -100,7 +139,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     command: Command | None = None
     try:
         command = parse(sys.argv[1:] if argv is None else argv)
-        command.run()
+        if (result := command.run()) is not None:
+            show(result, as_json=getattr(command, "json", False))
+            if result.failed:
+                raise SystemExit(1)
     except KeyboardInterrupt:
         _exit(130, f"interrupted{_how_to_resume(command)}")
     except Terminated:
@@ -125,49 +167,87 @@ def parse(arguments: Sequence[str]) -> Command:
     if list(arguments) == ["--version"]:
         print(f"vla-rl {version('vla-rl')}")
         raise SystemExit(0)
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
-        hint = did_you_mean(arguments[0], COMMANDS) or f"; there are: {', '.join(COMMANDS)}"
-        raise UserError(f"no command {arguments[0]!r}{hint}")
-    chosen = COMMANDS.get(arguments[0]) if arguments else None
-    options = [field.name.replace("_", "-") for field in fields(chosen)] if chosen is not None else []
-    if arguments and arguments[0] in CONTINUING and "--resume" in arguments:
+    name = _command_name(arguments)
+    words = arguments[len(name.split()) :]
+    if name not in COMMANDS:
+        if words and words[0] in ("-h", "--help"):
+            _print_help(name)
+            raise SystemExit(0)
+        missing = f"Missing subcommand after: vla-rl {name}".rstrip()
+        raise UserError(f"{missing}; there are: {', '.join(_next_words(name))}")
+    if arguments[0] in CONTINUING and "--resume" in words:
         raise UserError(f"{arguments[0]} takes no --resume: it always continues what is in its folder; leave it out")
-    overrides: tuple[str, ...] = ()
-    if chosen is not None and "overrides" in options:
-        # CONFIG is an argument without a name in most of these commands; an option in those that have a default.
-        required = [field.name for field in fields(chosen) if field.default is MISSING]
-        named = [name for name in options if name != "overrides" and not (name == "config" and name in required)]
-        arguments, overrides = _split_overrides(arguments, options=(*named, "help"))
+    words, overrides = _split_overrides(name, words)
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):
-            command: Any = tyro.extras.subcommand_cli_from_dict(
-                {name: without_empty_defaults(command) for name, command in COMMANDS.items()},
-                prog="vla-rl",
-                description="Reinforcement fine-tuning of vision-language-action policies.",
-                args=list(arguments),
+            command: Any = tyro.cli(
+                without_empty_defaults(COMMANDS[name]),
+                prog=f"vla-rl {name}",
+                args=words,
                 config=(FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
             )
     except SystemExit as end:
         if end.code:
-            raise UserError(parse_error(printed.getvalue(), chosen, arguments)) from None
+            raise UserError(parse_error(printed.getvalue(), name, COMMANDS[name], words)) from None
         raise
     check_options(command)
     return replace(command, overrides=overrides) if overrides else command
 
 
-def _split_overrides(arguments: Sequence[str], *, options: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Each ``--flag`` that is not an option of the command is a setting of the configuration, with its value."""
+def _command_name(arguments: Sequence[str]) -> str:
+    """The key of COMMANDS or GROUPS that ``arguments`` begin with."""
+    name = ""
+    for word in arguments:
+        if name in COMMANDS or word.startswith("-"):
+            break
+        known = _next_words(name)
+        longer = f"{name} {word}".lstrip()
+        if word not in known:
+            hint = did_you_mean(word, known) or f"; there are: {', '.join(known)}"
+            raise UserError(f"no command {longer!r}{hint}")
+        name = longer
+    return name
+
+
+def _next_words(group: str) -> list[str]:
+    """What may follow ``group`` in a command."""
+    words = group.split()
+    names = [name.split() for name in COMMANDS]
+    return list(dict.fromkeys(name[len(words)] for name in names if name[: len(words)] == words))
+
+
+def _print_help(group: str) -> None:
+    """What a key of GROUPS is for, and its commands with the first paragraph of each."""
+    parser = argparse.ArgumentParser(prog=f"vla-rl {group}".rstrip(), description=GROUPS[group])
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for word in _next_words(group):
+        name = f"{group} {word}".lstrip()
+        text = GROUPS.get(name) or str(COMMANDS[name].__doc__).partition("\n\n")[0]
+        commands.add_parser(word, help=text.replace("%", "%%"))
+    parser.print_help()
+
+
+def _split_overrides(name: str, arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Each ``--flag`` that is no option of the command is a setting of its configuration, with its value.
+
+    Raises UserError for a command without a configuration, and for an option of another command of the same group.
+    """
+    options = [*option_names(COMMANDS[name]), "help"]
     kept: list[str] = []
     overrides: list[str] = []
     rest = iter(arguments)
     for argument in rest:
-        flag = argument[2:].partition("=")[0].replace("_", "-")
-        if not argument.startswith("--") or flag in options:
+        option = argument[2:].partition("=")[0].replace("_", "-")
+        if not argument.startswith("--") or option in options:
             kept.append(argument)
             continue
-        if near := difflib.get_close_matches(flag, options, n=1, cutoff=0.75):
+        if others := _commands_with(option, group=name.split()[0]):
+            raise UserError(f"{name} takes no --{option}; it is an option of {', '.join(others)}")
+        if near := difflib.get_close_matches(option, options, n=1, cutoff=0.75):
             raise UserError(f"unknown option {argument}; did you mean --{near[0]}?")
+        if "overrides" not in options:
+            raise UserError(f"{name} takes no --{option}; see: vla-rl {name} --help")
         overrides.append(argument)
         if "=" not in argument:
             value = next(rest, "--")
@@ -175,6 +255,10 @@ def _split_overrides(arguments: Sequence[str], *, options: Sequence[str]) -> tup
                 raise UserError(f"{argument} needs a value; no option of this command, it is read as a setting")
             overrides.append(value)
     return kept, tuple(overrides)
+
+
+def _commands_with(option: str, *, group: str) -> list[str]:
+    return [name for name, command in COMMANDS.items() if name.split()[0] == group and option in option_names(command)]
 
 
 def _how_to_resume(command: Command | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from vla_rl.cli.arguments import Json
+from vla_rl.cli.result import Result
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,9 @@ class Init:
     """of the folder, the Python package and the task, such as my_task"""
     json: Json = False
 
-    def run(self) -> None:
+    def run(self) -> Result:
         from vla_rl.starter import write_starter
 
         folder = write_starter(self.name, Path.cwd())
-        if self.json:
-            print(json.dumps({"folder": str(folder)}))
-        else:
-            print(f"{folder}\ncd {self.name} && pip install -e . && vla-rl train {self.name}.yaml")
+        next_steps = f"cd {self.name} && pip install -e . && vla-rl train {self.name}.yaml"
+        return Result({"folder": str(folder)}, f"{folder}\n{next_steps}")

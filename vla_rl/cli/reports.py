@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +12,7 @@ from tyro.conf import Positional, arg
 from sims.errors import UserError
 from sims.numbers.ranges import Interval
 from vla_rl.cli.arguments import Json
+from vla_rl.cli.result import Result
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,11 @@ class Report:
     """a run folder"""
     json: Json = False
 
-    def run(self) -> None:
+    def run(self) -> Result:
         from vla_rl.report import write_report
 
-        page = write_report(self.run_path)
-        print(json.dumps({"page": str(page)}) if self.json else page)
+        page = str(write_report(self.run_path))
+        return Result({"page": page}, page)
 
 
 @dataclass(frozen=True)
@@ -39,22 +40,15 @@ class Compare:
     """the page to write"""
     json: Json = False
 
-    def run(self) -> None:
+    def run(self) -> Result:
         from vla_rl.report import write_comparison
         from vla_rl.report.table import comparison, group_rows, print_comparison
 
         if len(self.run_paths) < 2:
             raise UserError("compare needs two or more run folders")
-        page = write_comparison(self.run_paths, self.out)
-        if self.json:
-            print(
-                json.dumps(
-                    {"page": str(page), "runs": comparison(self.run_paths), "groups": group_rows(self.run_paths)}
-                )
-            )
-        else:
-            print_comparison(self.run_paths)
-            print(page)
+        page = str(write_comparison(self.run_paths, self.out))
+        value = {"page": page, "runs": comparison(self.run_paths), "groups": group_rows(self.run_paths)}
+        return Result(value, page, table=partial(print_comparison, self.run_paths))
 
 
 @dataclass(frozen=True)
@@ -65,16 +59,16 @@ class Replay:
     """a file of RUN/quarantine"""
     json: Json = False
 
-    def run(self) -> None:
+    def run(self) -> Result:
         from vla_rl.runners.replay import replay
 
         result = replay(self.file)
-        if self.json:
-            print(json.dumps(result))
-            return
-        print(f"{result['quantity']} is {result['value']} ({result['where']})")
-        print("\n".join(f"  {name}: {shown}" for name, shown in result["batch"].items()))
-        print(result["reproduced"] or "not reproduced: resume the run, which repeats the iteration exactly")
+        lines = [
+            f"{result['quantity']} is {result['value']} ({result['where']})",
+            *(f"  {name}: {shown}" for name, shown in result["batch"].items()),
+            result["reproduced"] or "not reproduced: resume the run, which repeats the iteration exactly",
+        ]
+        return Result(result, "\n".join(lines))
 
 
 @dataclass(frozen=True)
@@ -85,18 +79,14 @@ class Runs:
     """where to search"""
     json: Json = False
 
-    def run(self) -> None:
+    def run(self) -> Result:
+        from vla_rl.report.table import print_runs
         from vla_rl.runs.listing import list_runs
 
         if not self.folder.is_dir():
             raise UserError(f"{self.folder}: no such folder")
         found = list_runs(self.folder)
-        if self.json:
-            print(json.dumps({"runs": [asdict(run) for run in found]}))
-        else:
-            from vla_rl.report.table import print_runs
-
-            print_runs(found)
+        return Result({"runs": [asdict(run) for run in found]}, table=partial(print_runs, found))
 
 
 @dataclass(frozen=True)
@@ -109,17 +99,15 @@ class Track:
     """where a folder for each run is made; report and compare read it"""
     json: Json = False
 
-    def run(self) -> None:
+    def run(self) -> Result:
         from vla_rl.runs.tracked import track_run
 
         names = [path.resolve().name for path in self.run_paths]
         if not names or len(set(names)) < len(names):
             raise UserError(f"track needs run folders of different names, got {', '.join(names) or 'none'}")
         copies = [track_run(path, self.out) for path in self.run_paths]
-        if self.json:
-            print(json.dumps({"runs": copies}))
-        else:
-            print("\n".join(f"{one['folder']}: {one['files']} files, {one['bytes'] / 1e3:.0f} kB" for one in copies))
+        lines = [f"{one['folder']}: {one['files']} files, {one['bytes'] / 1e3:.0f} kB" for one in copies]
+        return Result({"runs": copies}, "\n".join(lines))
 
 
 @dataclass(frozen=True)

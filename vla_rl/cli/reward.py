@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 from tyro.conf import Positional, arg
@@ -14,91 +13,109 @@ from tyro.conf import Positional, arg
 from sims.errors import UserError
 from sims.numbers.ranges import PositiveInt, Seed
 from vla_rl.cli.arguments import Json, load_experiment
+from vla_rl.cli.result import Result
+
+Device = Annotated[str, arg(help="auto, cpu, cuda or cuda:N")]
 
 
 @dataclass(frozen=True)
-class Reward:
-    """Fit a success classifier, a progress model or preferences to recorded episodes, or compare one with what is true.
+class RewardFit:
+    """What every fit takes."""
 
-    --key VALUE changes any setting of the fit, such as --precision 0.99.
-    """
-
-    verb: Positional[Literal["fit", "fit-progress", "fit-preferences", "evaluate"]]
-    paths: Annotated[Positional[tuple[Path, ...]], arg(metavar="PATH")]
-    """fit: episode stores, with successes and failures; evaluate: the folder that a fit left, or a configuration
-    whose section reward tells progress"""
+    stores: Annotated[Positional[tuple[Path, ...]], arg(metavar="STORE ...", help_behavior_hint="")]
+    """episode stores, with successes and failures"""
     out: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """fit: its folder (default: runs/success_classifier, runs/progress, runs/preferences); started again, it continues
+    """its folder (default: runs/success_classifier, runs/progress, runs/preferences); started again, it continues
     there"""
     config: Annotated[Path | None, arg(metavar="CONFIG")] = None
-    """fit: settings, a YAML file or the name of a packaged one (default: success_classifier, progress,
-    preferences)"""
-    stores: tuple[Path, ...] = ()
-    """evaluate: on these recorded episodes"""
-    sim: Annotated[Path | None, arg(metavar="CONFIG")] = None
-    """evaluate: in the simulator of this configuration, with --policy"""
-    policy: Annotated[Path | None, arg(metavar="BUNDLE")] = None
-    """evaluate: the policy that acts there"""
-    episodes: PositiveInt = 200
-    """evaluate: held-out starts in the simulator"""
-    explore: bool = False
-    """evaluate: the policy acts as in training instead of as deployed"""
+    """settings, a YAML file or the name of a packaged one (default: success_classifier, progress, preferences)"""
     seed: Seed = 0
-    device: str = "auto"
-    """auto, cpu, cuda or cuda:N"""
+    device: Device = "auto"
     json: Json = False
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
-    def run(self) -> None:
-        if not self.paths:
-            raise UserError("reward fit needs episode stores, reward evaluate the folder that a fit left")
-        verbs = {
-            "fit": self._fit,
-            "fit-progress": self._fit_progress,
-            "fit-preferences": self._fit_preferences,
-            "evaluate": self._evaluate,
-        }
-        report = verbs[self.verb]()
-        print(json.dumps(report) if self.json else _summary(report))
-
-    def _fit(self) -> dict[str, Any]:
-        from vla_rl.rewards.classifier import SuccessClassifierConfig
-        from vla_rl.runners.reward import fit_classifier
-
-        return self._fitted(fit_classifier, SuccessClassifierConfig, "success_classifier")
-
-    def _fit_progress(self) -> dict[str, Any]:
-        from vla_rl.rewards.progress.model import ProgressConfig
-        from vla_rl.runners.progress import fit_progress
-
-        return self._fitted(fit_progress, ProgressConfig, "progress")
-
-    def _fit_preferences(self) -> dict[str, Any]:
-        from vla_rl.rewards.preferences.model import PreferenceConfig
-        from vla_rl.runners.preferences import fit_preferences
-
-        return self._fitted(fit_preferences, PreferenceConfig, "preferences")
-
-    def _fitted(self, fit: Callable[..., dict[str, Any]], cls: type[Any], name: str) -> dict[str, Any]:
+    def fitted(self, fit: Callable[..., dict[str, Any]], cls: type[Any], name: str) -> Result:
         """The report of ``fit`` with its settings; ``name``: of these and of its folder unless they are given."""
         from policies.device import select_device
         from vla_rl.config.loader import load_config
         from vla_rl.config.packaged import find_config
 
+        if not self.stores:
+            raise UserError("a fit of a reward needs episode stores")
         config = load_config(cls, find_config(self.config or Path(name), "rewards"), self.overrides)
         folder = self.out or Path("runs") / name
-        return fit(config, self.paths, folder, seed=self.seed, device=select_device(self.device))
+        report = fit(config, self.stores, folder, seed=self.seed, device=select_device(self.device))
+        return Result(report, _summary(report))
 
-    def _evaluate(self) -> dict[str, Any]:
+
+@dataclass(frozen=True)
+class FitClassifier(RewardFit):
+    """Fit a success classifier to recorded episodes; --key VALUE changes any setting, such as --precision 0.99."""
+
+    def run(self) -> Result:
+        from vla_rl.rewards.classifier import SuccessClassifierConfig
+        from vla_rl.runners.reward import fit_classifier
+
+        return self.fitted(fit_classifier, SuccessClassifierConfig, "success_classifier")
+
+
+@dataclass(frozen=True)
+class FitProgress(RewardFit):
+    """Fit a progress model to recorded episodes; --key VALUE changes any setting, such as --target stages."""
+
+    def run(self) -> Result:
+        from vla_rl.rewards.progress.model import ProgressConfig
+        from vla_rl.runners.progress import fit_progress
+
+        return self.fitted(fit_progress, ProgressConfig, "progress")
+
+
+@dataclass(frozen=True)
+class FitPreferences(RewardFit):
+    """Fit preferences between recorded images; --key VALUE changes any setting, such as --labels.name vlm."""
+
+    def run(self) -> Result:
+        from vla_rl.rewards.preferences.model import PreferenceConfig
+        from vla_rl.runners.preferences import fit_preferences
+
+        return self.fitted(fit_preferences, PreferenceConfig, "preferences")
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Compare a fitted reward model, or a configuration's progress, with what is true."""
+
+    path: Annotated[Positional[Path], arg(metavar="FOLDER_OR_CONFIG")]
+    """the folder that a fit left, or a configuration whose section reward tells progress"""
+    stores: tuple[Path, ...] = ()
+    """on these recorded episodes"""
+    sim: Annotated[Path | None, arg(metavar="CONFIG")] = None
+    """in the simulator of this configuration, with --policy"""
+    policy: Annotated[Path | None, arg(metavar="BUNDLE")] = None
+    """the policy that acts there"""
+    episodes: PositiveInt = 200
+    """held-out starts in the simulator"""
+    explore: bool = False
+    """the policy acts as in training instead of as deployed"""
+    seed: Seed = 0
+    device: Device = "auto"
+    json: Json = False
+    overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    def run(self) -> Result:
+        report = self._report()
+        return Result(report, _summary(report))
+
+    def _report(self) -> dict[str, Any]:
         from policies.device import select_device
         from vla_rl.rewards.bundle import tells_progress
         from vla_rl.runners.progress import assess_progress_stores, assess_reward
         from vla_rl.runners.reward import assess_stores, compare_with_truth
 
-        path, device = self.paths[0], select_device(self.device)
+        path, device = self.path, select_device(self.device)
         fitted = path.is_dir()
-        if len(self.paths) != 1 or (fitted and self.overrides):
-            raise UserError("reward evaluate takes one folder of a fit, and no settings: they are those of the fit")
+        if fitted and self.overrides:
+            raise UserError("reward evaluate of a fit takes no settings: they are those of the fit")
         if not fitted or tells_progress(path):
             if not self.stores:
                 raise UserError("reward evaluate of a model of progress needs --stores STORE")

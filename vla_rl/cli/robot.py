@@ -1,8 +1,7 @@
-"""``vla-rl serve``, ``deploy``, ``robot``, ``fake-arm`` and ``export``: from a bundle to an arm."""
+"""``vla-rl serve``, ``deploy``, ``robot VERB``, ``fake-arm`` and ``export``: from a bundle to an arm."""
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from real_robot.serving.runtimes import Runtime
 from sims.errors import UserError
 from sims.numbers.ranges import ImageSize, Interval, PositiveFloat
 from vla_rl.cli.arguments import Json
+from vla_rl.cli.result import Result
 
 Bundle = Annotated[Positional[Path], arg(metavar="BUNDLE")]
 
@@ -88,68 +88,138 @@ class Deploy:
         raise SystemExit(code)
 
 
+RobotFile = Annotated[
+    Positional[Path], arg(metavar="FILE", help="the robot's YAML file, or the name of a packaged one such as fake_arm")
+]
+Leader = Annotated[
+    str, arg(help="JointState topic of a leader arm (default: the file's section `leader`, else the keyboard)")
+]
+ControlHz = Annotated[PositiveFloat, arg(help="actions per second")]
+
+
 @dataclass(frozen=True)
-class Robot:
-    """Operate an arm: check its file, or see and change what its node does, or drive it by hand. Needs ROS 2 but for
-    ``check`` and for arms that LeRobot drives.
+class Check:
+    """Show what a robot file says in SI units; exit code 1 where there is a problem."""
 
-    check FILE: what the robot file says; with --live also whether joints, cameras, and stop inputs are heard, and with
-    --pictures a picture of each camera, with a cross where its calibration has the end effector.
-    status | begin | stop | resume | end: of the node that ``vla-rl deploy`` started. resume: also after a stop.
-    teleop FILE | record FILE: with the keyboard, a leader in the file, or --leader TOPIC; record needs --store.
-    """
-
-    verb: Positional[Literal["check", "status", "begin", "stop", "resume", "end", "record", "teleop"]]
-    file: Annotated[Positional[Path | None], arg(metavar="[FILE]")] = None
-    """check, record, teleop: the robot's YAML file, or the name of a packaged one such as fake_arm"""
+    file: RobotFile
     live: bool = False
-    """check: listen to the robot, too"""
-    pictures: Path | None = None
-    """check --live: a folder for the cameras' pictures"""
-    success: bool = False
-    """end: the task was achieved"""
-    leader: str = ""
-    """record, teleop: JointState topic of a leader arm (default: the file's section `leader`, else the keyboard)"""
-    store: Path | None = None
-    """record: the episode store"""
-    instruction: str = ""
-    """record: what the demonstration shows"""
-    control_hz: PositiveFloat = 20.0
-    """record, teleop: actions per second"""
-    image_size: ImageSize = (128, 128)
-    """record: height and width of the recorded images"""
+    """also whether joints, cameras, and stop inputs are heard; needs ROS 2, but for arms that LeRobot drives"""
+    pictures: Annotated[Path | None, arg(metavar="FOLDER")] = None
+    """with --live: a picture of each camera there, with a cross where its calibration has the end effector"""
     json: Json = False
 
-    def run(self) -> None:
-        from real_robot import operation
+    def run(self) -> Result:
+        from real_robot.operation import check
         from vla_rl.config.packaged import find_config
 
-        needs_file = self.verb in ("check", "record", "teleop")
-        if needs_file != (self.file is not None):
-            raise UserError(f"robot {self.verb}: {'name the robot file' if needs_file else 'takes no file'}")
-        file = find_config(self.file, "robots") if self.file is not None else None
-        if self.verb in ("record", "teleop"):
-            assert file is not None
-            if self.verb == "record" and (self.store is None or not self.instruction):
-                raise UserError("robot record: give --store STORE and --instruction TEXT")
-            operation.drive(
-                file,
-                leader=self.leader,
-                store=self.store,
-                instruction=self.instruction,
-                control_hz=self.control_hz,
-                image_size=self.image_size,
-            )
-            return
-        if self.pictures is not None and not (self.verb == "check" and self.live):
+        if self.pictures is not None and not self.live:
             raise UserError("--pictures goes with: robot check FILE --live")
-        if file is not None:
-            result = operation.check(file, live=self.live, pictures=self.pictures)
-        else:
-            result = operation.ask(self.verb, success=self.success)
-        print(json.dumps(result) if self.json else "\n".join(f"{key}: {value}" for key, value in result.items()))
-        if result.get("refused") or result.get("problems"):
-            raise SystemExit(1)
+        found = check(find_config(self.file, "robots"), live=self.live, pictures=self.pictures)
+        return Result(found, failed=bool(found.get("problems")))
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the node that `vla-rl deploy` started says of itself. Needs ROS 2."""
+
+    json: Json = False
+
+    def run(self) -> Result:
+        return _ask("status")
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Let the node begin an episode. Needs ROS 2."""
+
+    json: Json = False
+
+    def run(self) -> Result:
+        return _ask("begin")
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Brake and hold. Needs ROS 2."""
+
+    json: Json = False
+
+    def run(self) -> Result:
+        return _ask("stop")
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on, also after a stop. Needs ROS 2."""
+
+    json: Json = False
+
+    def run(self) -> Result:
+        return _ask("resume")
+
+
+@dataclass(frozen=True)
+class End:
+    """End the episode. Needs ROS 2."""
+
+    success: bool = False
+    """the task was achieved"""
+    json: Json = False
+
+    def run(self) -> Result:
+        return _ask("end", success=self.success)
+
+
+def _ask(verb: str, *, success: bool = False) -> Result:
+    from real_robot.operation import ask
+
+    answer = ask(verb, success=success)
+    return Result(answer, failed=bool(answer.get("refused")))
+
+
+@dataclass(frozen=True)
+class Teleop:
+    """Drive an arm by hand. Needs ROS 2, but for arms that LeRobot drives."""
+
+    file: RobotFile
+    leader: Leader = ""
+    control_hz: ControlHz = 20.0
+
+    def run(self) -> None:
+        from real_robot.operation import drive
+        from vla_rl.config.packaged import find_config
+
+        drive(find_config(self.file, "robots"), leader=self.leader, control_hz=self.control_hz)
+
+
+@dataclass(frozen=True)
+class Record:
+    """Drive an arm by hand and record demonstrations. Needs ROS 2, but for arms that LeRobot drives."""
+
+    file: RobotFile
+    store: Annotated[Path, arg(metavar="STORE")]
+    """the episode store"""
+    instruction: Annotated[str, arg(metavar="TEXT")]
+    """what the demonstration shows"""
+    leader: Leader = ""
+    control_hz: ControlHz = 20.0
+    image_size: ImageSize = (128, 128)
+    """height and width of the recorded images"""
+
+    def run(self) -> None:
+        from real_robot.operation import drive
+        from vla_rl.config.packaged import find_config
+
+        if not self.instruction:
+            raise UserError("robot record needs an --instruction that is not empty")
+        drive(
+            find_config(self.file, "robots"),
+            leader=self.leader,
+            store=self.store,
+            instruction=self.instruction,
+            control_hz=self.control_hz,
+            image_size=self.image_size,
+        )
 
 
 @dataclass(frozen=True)
@@ -175,8 +245,8 @@ class Export:
     to: Literal["onnx"]
     json: Json = False
 
-    def run(self) -> None:
+    def run(self) -> Result:
         from real_robot.serving.onnx.export import export_onnx
 
-        path = export_onnx(self.bundle, report=lambda line: print(line, file=sys.stderr))
-        print(json.dumps({"file": str(path)}) if self.json else path)
+        path = str(export_onnx(self.bundle, report=lambda line: print(line, file=sys.stderr)))
+        return Result({"file": path}, path)

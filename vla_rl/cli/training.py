@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +13,7 @@ from tyro.conf import Positional, arg
 
 from sims.numbers.ranges import PositiveInt, Seed
 from vla_rl.cli.arguments import Json, load_experiment
+from vla_rl.cli.result import Result
 from vla_rl.config.controls import Control
 
 
@@ -31,16 +32,13 @@ class Train:
     json: Json = False
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
-    def run(self) -> None:
+    def run(self) -> Result:
         experiment = load_experiment(self.config, self.settings())
         from vla_rl.report.table import success_line
         from vla_rl.runners.train import train
 
         result = train(experiment, self.run_folder(), resume=self.resume, command=self.command())
-        if self.json:
-            print(json.dumps(result))
-        else:
-            print(success_line(result), self.run_folder() / "report.html", sep="\n")
+        return Result(result, f"{success_line(result)}\n{self.run_folder() / 'report.html'}")
 
     def run_folder(self) -> Path:
         return self.run_dir or Path("runs") / self.config.stem
@@ -71,18 +69,14 @@ class Sweep:
     json: Json = False
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
-    def run(self) -> None:
+    def run(self) -> Result:
         from vla_rl.config.packaged import find_config
         from vla_rl.report.table import print_sweep
         from vla_rl.sweep.sweep import load_space, sweep
 
         space = load_space(find_config(self.config), self.overrides, find_config(self.sweep, "sweeps"))
         result = sweep(space, self.run_folder(), resume=self.resume, command=self.command())
-        if self.json:
-            print(json.dumps(result))
-        else:
-            print_sweep(result)
-            print(result["page"])
+        return Result(result, result["page"], table=partial(print_sweep, result))
 
     def run_folder(self) -> Path:
         return self.run_dir or Path("runs") / f"sweep-{self.sweep.stem}"
@@ -117,8 +111,10 @@ class Eval:
     """auto, cpu, cuda or cuda:N (default: as the run was configured)"""
     json: Json = False
 
-    def run(self) -> None:
+    def run(self) -> Result:
+        from vla_rl.report.table import print_evaluation
         from vla_rl.runners.evaluate import evaluate_path
+        from vla_rl.runs.result import with_episodes
 
         result = evaluate_path(
             self.path,
@@ -131,13 +127,8 @@ class Eval:
             device=self.device,
             protocol=self.protocol,
         )
-        if self.json:
-            print(json.dumps(result))
-        else:
-            from vla_rl.report.table import print_evaluation
-            from vla_rl.runs.result import with_episodes
-
-            print_evaluation(result | {"per_task": with_episodes(result["per_task"])})
+        shown = result | {"per_task": with_episodes(result["per_task"])}
+        return Result(result, table=partial(print_evaluation, shown))
 
 
 @dataclass(frozen=True)
@@ -160,12 +151,12 @@ class Collect:
     json: Json = False
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
-    def run(self) -> None:
+    def run(self) -> Result:
         from vla_rl.runners.demonstrations import collect
 
         experiment = load_experiment(self.config, self.overrides)
         result = collect(experiment, episodes=self.episodes, out=self.out, failures=self.failures, policy=self.policy)
-        print(json.dumps(result) if self.json else f"{self.out}: {result['episodes']} episodes added")
+        return Result(result, f"{self.out}: {result['episodes']} episodes added")
 
 
 @dataclass(frozen=True)
@@ -181,12 +172,11 @@ class Pretrain:
     json: Json = False
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
-    def run(self) -> None:
+    def run(self) -> Result:
         from vla_rl.runners.pretrain import pretrain
 
         folder = self.run_dir or Path("runs") / f"{self.config.stem}-pretraining"
-        errors = pretrain(load_experiment(self.config, self.overrides), folder, out=self.out)
-        print(json.dumps(errors) if self.json else "\n".join(f"{name}: {value}" for name, value in errors.items()))
+        return Result(pretrain(load_experiment(self.config, self.overrides), folder, out=self.out))
 
 
 @dataclass(frozen=True)
@@ -202,11 +192,11 @@ class Imitate:
     json: Json = False
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
-    def run(self) -> None:
+    def run(self) -> Result:
         from vla_rl.runners.imitation import imitate
 
-        bundle = imitate(load_experiment(self.config, self.overrides), self.out, store=self.store)
-        print(json.dumps({"bundle": str(bundle)}) if self.json else bundle)
+        bundle = str(imitate(load_experiment(self.config, self.overrides), self.out, store=self.store))
+        return Result({"bundle": bundle}, bundle)
 
 
 @dataclass(frozen=True)
@@ -225,12 +215,12 @@ class Distill:
     json: Json = False
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
-    def run(self) -> None:
+    def run(self) -> Result:
         from vla_rl.report.table import distillation_lines
         from vla_rl.runners.distill import distill
 
         result = distill(load_experiment(self.config, self.overrides), self.policy, self.out)
-        print(json.dumps(result) if self.json else distillation_lines(result))
+        return Result(result, distillation_lines(result))
 
 
 @dataclass(frozen=True)
@@ -246,7 +236,7 @@ class Convert:
     json: Json = False
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
-    def run(self) -> None:
+    def run(self) -> Result:
         from vla_rl.config.loader import load_config
         from vla_rl.config.packaged import find_config
         from vla_rl.config.published import Published
@@ -254,7 +244,5 @@ class Convert:
 
         config = load_config(Published, find_config(self.config, "published"), self.overrides)
         dead = convert(config, self.checkpoint, self.out)
-        if self.json:
-            print(json.dumps({"bundle": str(self.out), "not_used": list(dead)}))
-        else:
-            print(*(f"not used: {name}" for name in dead), self.out, sep="\n")
+        lines = [*(f"not used: {name}" for name in dead), str(self.out)]
+        return Result({"bundle": str(self.out), "not_used": list(dead)}, "\n".join(lines))

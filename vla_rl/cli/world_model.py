@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from tyro.conf import Positional, arg
@@ -13,49 +12,32 @@ from tyro.conf import Positional, arg
 from sims.errors import UserError
 from sims.numbers.ranges import Count, Interval, PositiveInt, Seed
 from vla_rl.cli.arguments import Json, load_corrections, load_experiment
+from vla_rl.cli.result import Result
 
 if TYPE_CHECKING:
     from vla_rl.config.experiment import Experiment
     from vla_rl.config.imagination import ImaginationConfig
 
 
+Opened = tuple["Experiment", "ImaginationConfig", tuple[Path, ...]]
+
+
 @dataclass(frozen=True)
-class WorldModel:
-    """Fit a world model to recorded episodes, evaluate it, write a video of an imagined episode, or drive in it.
+class WorldModelCommand:
+    """What every verb takes."""
 
-    drive: a page on which the keyboard moves the imagined robot and, where CONFIG names a simulator, the true one
-    beside it; until Ctrl-C. Prints an address with a token that works once.
-    """
-
-    verb: Positional[Literal["fit", "evaluate", "imagine", "drive"]]
     config: Annotated[Positional[Path], arg(metavar="CONFIG")]
     """a YAML file with a section 'imagination', or the name of a packaged one such as imagined_reach"""
     episodes: tuple[Path, ...] = ()
     """episode stores (default: imagination.stores of CONFIG)"""
     out: Path | None = None
     """folder of the world model (default: runs/<name of CONFIG>-world)"""
-    bundles: tuple[Path, ...] = ()
-    """evaluate: also the imagined success of these policies, compared with the real one where sim is a simulator"""
-    starts: PositiveInt = 64
-    """evaluate: held-out starts for each of those policies"""
-    episode: Count = 0
-    """imagine, drive: number of the held-out episode to start from"""
-    keys: str = ""
-    """imagine: actions instead of the recorded ones: a moves action dimension 0 up, A down, b and B dimension 1, ..."""
-    held: tuple[Count, ...] = ()
-    """imagine: action dimensions that keep the value of their last key, such as a gripper command"""
-    control: Annotated[Path, arg(metavar="CONFIG")] = Path("hg_dagger")
-    """drive: how a person drives, as for `vla-rl correct --config`: a YAML file, or the name of a packaged one"""
-    port: Annotated[int, Interval(ge=0, le=65535)] = 0
-    """drive: of the page, on loopback; 0: any that is free"""
-    no_browser: bool = False
-    """drive: only print the address"""
     seed: Seed | None = None
     """determines all noise (default: seed of CONFIG)"""
-    json: Json = False
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
-    def run(self) -> None:
+    def opened(self) -> Opened:
+        """(experiment, its settings of imagination, episode stores)"""
         experiment = load_experiment(self.config, self.overrides)
         if self.seed is not None:
             experiment = replace(experiment, seed=self.seed)
@@ -65,31 +47,44 @@ class WorldModel:
         stores = self.episodes or settings.stores
         if not stores:
             raise UserError("no episodes: give stores with --episodes, or as imagination.stores")
-        if self.verb == "drive":
-            self._drive(experiment, settings, stores)
-            return
-        do = {"fit": self._fit, "evaluate": self._evaluate, "imagine": self._imagine}
-        result = do[self.verb](experiment, settings, stores)
-        print(json.dumps(result) if self.json else "\n".join(f"{key}: {value}" for key, value in result.items()))
+        return experiment, settings, stores
 
     def folder(self) -> Path:
         return self.out or Path("runs") / f"{self.config.stem}-world"
 
-    def _fit(self, experiment: Experiment, settings: ImaginationConfig, stores: tuple[Path, ...]) -> dict[str, Any]:
+
+@dataclass(frozen=True)
+class Fit(WorldModelCommand):
+    """Fit a world model to recorded episodes; --section.key VALUE changes any setting of CONFIG."""
+
+    json: Json = False
+
+    def run(self) -> Result:
         from vla_rl.runners.world_model import fit_world_model
         from vla_rl.runs.run_dir import experiment_device
 
+        experiment, settings, stores = self.opened()
         device = experiment_device(experiment)
-        return fit_world_model(settings.model, stores, self.folder(), seed=experiment.seed, device=device)
+        return Result(fit_world_model(settings.model, stores, self.folder(), seed=experiment.seed, device=device))
 
-    def _evaluate(
-        self, experiment: Experiment, settings: ImaginationConfig, stores: tuple[Path, ...]
-    ) -> dict[str, Any]:
+
+@dataclass(frozen=True)
+class Evaluate(WorldModelCommand):
+    """Accuracy of a world model on held-out episodes; --section.key VALUE changes any setting of CONFIG."""
+
+    bundles: tuple[Path, ...] = ()
+    """also the imagined success of these policies, compared with the real one where sim is a simulator"""
+    starts: PositiveInt = 64
+    """held-out starts for each of those policies"""
+    json: Json = False
+
+    def run(self) -> Result:
         from vla_rl.config.environments import NoSimulatorConfig, make_env
         from vla_rl.runners.imagination import compare_success
         from vla_rl.runners.world_model import evaluate_world_model
         from vla_rl.runs.run_dir import experiment_device
 
+        experiment, settings, stores = self.opened()
         device = experiment_device(experiment)
         env = None if isinstance(experiment.sim, NoSimulatorConfig) else make_env(experiment.sim)
         try:
@@ -111,14 +106,30 @@ class WorldModel:
         finally:
             if env is not None:
                 env.close()
-        return report
+        return Result(report)
 
-    def _imagine(self, experiment: Experiment, settings: ImaginationConfig, stores: tuple[Path, ...]) -> dict[str, Any]:
+
+@dataclass(frozen=True)
+class Imagine(WorldModelCommand):
+    """Write a video of an imagined episode; --section.key VALUE changes any setting of CONFIG."""
+
+    episode: Count = 0
+    """number of the held-out episode to start from"""
+    keys: str = ""
+    """actions instead of the recorded ones: a moves action dimension 0 up, A down, b and B dimension 1, ..."""
+    held: tuple[Count, ...] = ()
+    """with --keys: action dimensions that keep the value of their last key, such as a gripper command"""
+    json: Json = False
+
+    def run(self) -> Result:
         from vla_rl.runners.world_model import WORLD_MODEL_FILE, make_parting, open_clips_for
         from vla_rl.runners.world_model_videos import recorded_chunks, write_comparison, write_keyed_rollout
         from vla_rl.runs.run_dir import experiment_device
         from world_models.bundle import load_world_model
 
+        if self.held and not self.keys:
+            raise UserError("--held goes with --keys")
+        experiment, _, stores = self.opened()
         fitted = load_world_model(self.folder() / WORLD_MODEL_FILE, experiment_device(experiment))
         clips = open_clips_for(fitted, stores, "held_out")
         if not 0 <= self.episode < len(clips.entries):
@@ -127,16 +138,32 @@ class WorldModel:
         instruction = clips.entries[self.episode].instruction
         if self.keys:
             write_keyed_rollout(fitted, clips, self.episode, self.keys, path, held=self.held)
-            return {"video": str(path), "instruction": instruction}
+            return Result({"video": str(path), "instruction": instruction})
         truth = recorded_chunks(clips, self.episode, fitted.dynamics.action_horizon)
         parting = make_parting(fitted, stores, sim=experiment.sim, seed=experiment.seed)
         compared = write_comparison(fitted, clips, self.episode, truth, path, caption=instruction, parting=parting)
-        return {"video": str(path), "instruction": instruction, "parted_after": compared.parted_after}
+        return Result({"video": str(path), "instruction": instruction, "parted_after": compared.parted_after})
 
-    def _drive(self, experiment: Experiment, settings: ImaginationConfig, stores: tuple[Path, ...]) -> None:
+
+@dataclass(frozen=True)
+class Drive(WorldModelCommand):
+    """A page on which the keyboard moves the imagined robot and, where CONFIG names a simulator, the true one beside
+    it; until Ctrl-C. Prints an address with a token that works once."""
+
+    episode: Count = 0
+    """number of the held-out episode to start from"""
+    control: Annotated[Path, arg(metavar="CONFIG")] = Path("hg_dagger")
+    """how a person drives, as for `vla-rl correct --config`: a YAML file, or the name of a packaged one"""
+    port: Annotated[int, Interval(ge=0, le=65535)] = 0
+    """of the page, on loopback; 0: any that is free"""
+    no_browser: bool = False
+    """only print the address"""
+
+    def run(self) -> None:
         from real_robot.corrections.web import Address
         from vla_rl.drive.server import drive
 
+        experiment, _, stores = self.opened()
         drive(
             experiment,
             self.folder(),

@@ -18,7 +18,6 @@ from sims.vector_env import StartState
 from tests.device.second_device import DEVICE
 from tests.device.small_models import SIDES, record
 from tests.worlds import PointEnv
-from vla_rl.bench.options import BenchOptions
 from vla_rl.bench.train import bench_train
 from vla_rl.bench.transfers import TransferCounter
 
@@ -109,7 +108,7 @@ def test_demonstrations_are_recorded(side: torch.device, tmp_path: Path) -> None
 def test_bench_train_counts_only_named_transfers(tmp_path: Path) -> None:
     config = tmp_path / "small.yaml"
     config.write_text(SMALL)
-    rows = {row["name"]: row["value"] for row in bench_train(BenchOptions(device="fakegpu", config=config))}
+    rows = {row["name"]: row["value"] for row in bench_train(config, device="fakegpu")}
     assert rows["transfers, unnamed"] == 0
     assert rows["transfers, actions"] == 4  # one for each chunk
     assert {name for name in rows if name.startswith("transfers, ")} <= {
