@@ -7,9 +7,10 @@ optimizers, critics. Weights, log-probs, losses and critics are float32 in eithe
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -105,6 +106,20 @@ def restore_generator(generator: torch.Generator, state: Tensor) -> None:
         generator.set_state(state)
     else:
         generator.manual_seed(int.from_bytes(hashlib.sha256(state.numpy().tobytes()).digest()[:7]))
+
+
+@torch.no_grad()
+def restore_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Continue from ``state`` (``optimizer.state_dict()``), each moment in the memory format of its parameter.
+
+    Checkpoints hold contiguous tensors, but fused optimizers pair parameters (convolutions': channels_last) and moments
+    in the order of memory, whatever their strides.
+    """
+    optimizer.load_state_dict(dict(state))
+    for parameter, moments in optimizer.state.items():
+        for name, moment in moments.items():
+            if moment.shape == parameter.shape and moment.stride() != parameter.stride():
+                moments[name] = torch.empty_like(parameter).copy_(moment)
 
 
 def default_generator(device: torch.device) -> torch.Generator:

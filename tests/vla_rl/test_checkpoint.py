@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from policies.device import restore_optimizer
 from vla_rl.runs.checkpoint import (
     CheckpointError,
     latest_checkpoint,
@@ -80,12 +81,12 @@ def test_any_tree_comes_back_bit_for_bit(tmp_path_factory, tree: Any):
     assert identical(load_tree(path), tree)
 
 
-def learner(seed: int) -> dict[str, Any]:
+def learner(seed: int, *, fused: bool = False) -> dict[str, Any]:
     torch.manual_seed(seed)
-    policy = torch.nn.Linear(4, 4)
+    policy = torch.nn.Conv2d(4, 4, 3).to(memory_format=torch.channels_last)
     return {
         "policy": policy,
-        "optimizer": torch.optim.AdamW(policy.parameters()),
+        "optimizer": torch.optim.AdamW(policy.parameters(), fused=fused),
         "noise": torch.Generator().manual_seed(seed),
         "shuffle": np.random.default_rng(seed),
     }
@@ -102,20 +103,21 @@ def state(parts: dict[str, Any]) -> dict[str, Any]:
 
 def train(parts: dict[str, Any], steps: int) -> None:
     for _ in range(steps):
-        batch = torch.randn(8, 4, generator=parts["noise"])[parts["shuffle"].permutation(8)[:4]]
+        batch = torch.randn(8, 4, 5, 5, generator=parts["noise"])[parts["shuffle"].permutation(8)[:4]]
         parts["optimizer"].zero_grad()
         parts["policy"](batch).square().mean().backward()
         parts["optimizer"].step()
 
 
-def test_n_plus_m_steps_equal_n_then_a_new_process_then_m(tmp_path: Path):
-    whole = learner(0)
+@pytest.mark.parametrize("fused", [False, True])
+def test_n_plus_m_steps_equal_n_then_a_new_process_then_m(tmp_path: Path, fused: bool):
+    whole = learner(0, fused=fused)
     train(whole, 5)
     path = save_checkpoint(tmp_path, 5, state(whole))
     train(whole, 5)
-    resumed, saved = learner(1), load_tree(path)
+    resumed, saved = learner(1, fused=fused), load_tree(path)
     resumed["policy"].load_state_dict(saved["policy"])
-    resumed["optimizer"].load_state_dict(saved["optimizer"])
+    restore_optimizer(resumed["optimizer"], saved["optimizer"])
     resumed["noise"].set_state(saved["noise"])
     resumed["shuffle"].bit_generator.state = saved["shuffle"]
     train(resumed, 5)

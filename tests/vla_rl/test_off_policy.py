@@ -248,7 +248,10 @@ def test_members_are_independent_and_the_target_follows() -> None:
 # -- the learner ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "base"), [(TD3, "denoising"), (SAC, "categorical")])
+@pytest.mark.parametrize(
+    ("kind", "base"),
+    [(TD3, "denoising"), (SAC, "categorical"), (dataclasses.replace(TD3, encoder=ENCODER), "denoising")],
+)
 def test_a_resumed_run_is_the_same_run(kind: ResidualConfig, base: str, store: Path, tmp_path: Path) -> None:
     """Through a checkpoint in the middle of episodes and of the base's chunks; everything that is learned moved."""
     whole = learner(PointEnv(num_envs=3), kind, base=base, store=store, warmup_noise=0.1)

@@ -19,6 +19,7 @@ from tests.worlds import PointEnv
 from vla_rl.algorithms.pretraining import Pretraining, PretrainingConfig, ScenePool
 from vla_rl.config.experiment import EvaluationConfig, Experiment, Imitation
 from vla_rl.runners.pretrain import pretrain
+from vla_rl.runs.checkpoint import load_tree, save_tree
 
 SIM = TabletopConfig(image_size=(16, 16), num_envs=1)
 POLICY = DenoisingPolicyConfig(
@@ -81,7 +82,7 @@ def test_a_folder_goes_on_with_the_start_that_it_had(tmp_path: Path) -> None:
         pretrain(replace(further, pretraining=replace(FIT, steps=1, start=moved)), tmp_path / "run", out=out)
 
 
-def test_an_interrupted_pretraining_continues_exactly() -> None:
+def test_an_interrupted_pretraining_continues_exactly(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     source = pretraining_scenes(SIM)
 
@@ -93,9 +94,12 @@ def test_an_interrupted_pretraining_continues_exactly() -> None:
     losses = [whole.update() for _ in range(4)]
     for _ in range(2):
         first.update()
-    second.load_state_dict(first.state_dict())
+    save_tree(tmp_path / "state", first.state_dict())
+    second.load_state_dict(load_tree(tmp_path / "state"))
     assert [second.update() for _ in range(2)] == losses[2:]
     assert second.evaluate() == whole.evaluate()
+    for one, other in zip(second.parameters, whole.parameters, strict=True):
+        assert torch.equal(one, other)
     source.close()
 
 

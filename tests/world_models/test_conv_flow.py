@@ -12,6 +12,7 @@ import torch
 from policies.policy import RobotSpec
 from tests import dot_episodes
 from tests.dot_episodes import finish
+from vla_rl.runs.checkpoint import load_tree, save_tree
 from world_models.bundle import load_world_model, save_world_model
 from world_models.data.clip import first_history
 from world_models.data.clip_sampler import ClipSampler
@@ -202,7 +203,7 @@ def test_roll_in_continues_from_predictions(clips: ClipSampler) -> None:
     assert continued > 8
 
 
-def test_a_resumed_fit_is_the_same_fit(clips: ClipSampler) -> None:
+def test_a_resumed_fit_is_the_same_fit(clips: ClipSampler, tmp_path: Path) -> None:
     config = DynamicsFitConfig(steps=6, batch_size=4, warmup=2)
     whole = DynamicsFit(untrained(clips), config, clips, seed=3)
     for _ in range(6):
@@ -210,9 +211,9 @@ def test_a_resumed_fit_is_the_same_fit(clips: ClipSampler) -> None:
     first = DynamicsFit(untrained(clips), config, clips, seed=3)
     for _ in range(3):
         first.update()
-    state = first.state_dict()
+    save_tree(tmp_path / "state", first.state_dict())
     second = DynamicsFit(untrained(clips), config, clips, seed=99)
-    second.load_state_dict(state)
+    second.load_state_dict(load_tree(tmp_path / "state"))
     for _ in range(3):
         second.update()
     for name, value in whole.model.state_dict().items():

@@ -15,6 +15,7 @@ from policies.compact_encoder import CompactEncoder, CompactEncoderConfig, Forec
 from policies.normalizer import Normalizer
 from tests import dot_episodes
 from tests.dot_episodes import finish
+from vla_rl.runs.checkpoint import load_tree, save_tree
 from world_models.bundle import WorldModelInfo, check_robot
 from world_models.data.clip import FAILED, RUNNING, SUCCESS
 from world_models.data.clip_sampler import ClipSampler
@@ -82,9 +83,10 @@ def test_a_resumed_fit_is_the_same_fit(tmp_path: Path) -> None:
     first = fit()
     for _ in range(2):
         first.update()
-    state, second = first.state_dict(), fit()
+    save_tree(tmp_path / "state", first.state_dict())
+    second = fit()
     torch.manual_seed(99)
-    second.load_state_dict(state)
+    second.load_state_dict(load_tree(tmp_path / "state"))
     for _ in range(2):
         second.update()
     for name, value in whole.model.state_dict().items():

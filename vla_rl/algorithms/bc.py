@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from episodes.sampler import Targets, WindowBatch, WindowSampler
-from policies.device import Device, make_generator, restore_generator
+from policies.device import Device, make_generator, restore_generator, restore_optimizer
 from policies.policy import Policy, set_frozen, trained_parameters
 from policies.schedule import cosine_schedule
 from sims.devices.crossing import crossing, read_numbers
@@ -149,7 +149,7 @@ class BC:
         self.step = state["step"]
         self.policy.load_state_dict(state["policy"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+            restore_optimizer(optimizer, saved)
         for generator, saved in zip(self.generators, state["generators"], strict=True):
             restore_generator(generator, saved)
         for sampler, position in zip(self.samplers, state["samplers"], strict=True):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from episodes.sampler import Targets
 from policies.audit import StepDifference, audit_log_prob
-from policies.device import AUDIT_TOLERANCE, make_generator, restore_generator
+from policies.device import AUDIT_TOLERANCE, make_generator, restore_generator, restore_optimizer
 from policies.policy import LikelihoodModel, Policy, copy_trained, set_frozen, trained_parameters
 from sims.devices.crossing import crossing, read_numbers
 from sims.errors import UserError
@@ -332,10 +332,11 @@ class ClippedUpdate:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.policy.load_state_dict(state["policy"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        restore_optimizer(self.optimizer, state["optimizer"])
+        if self.critic_optimizer is not None:
+            restore_optimizer(self.critic_optimizer, state["critic_optimizer"])
         for part, saved in (
             (self.critic, state["critic"]),
-            (self.critic_optimizer, state["critic_optimizer"]),
             (self.average, state["average"]),
             (self.reference, state["reference"]),
         ):

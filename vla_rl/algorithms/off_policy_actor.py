@@ -207,10 +207,6 @@ class Actor:
     def apply(self) -> None:
         self.optimizer.step()
 
-    def stateful(self) -> dict[str, Any]:
-        """Everything with a ``state_dict`` of its own."""
-        return {"actor_optimizer": self.optimizer}
-
 
 def check_policy(config: UpdatesConfig, policy: Policy) -> None:
     """UserError where the policy cannot be trained with these settings."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -227,9 +226,3 @@ class Critics:
         self.optimizer.step()
         if "target" in self.networks:
             follow(list(self.target.parameters()), list(self.q.parameters()), self.config.critic.polyak_tau)
-
-    # -- exact state --------------------------------------------------------------------------------------------------
-
-    def stateful(self) -> dict[str, Any]:
-        """Everything with a ``state_dict`` of its own."""
-        return {**self.networks, "critic_optimizer": self.optimizer}

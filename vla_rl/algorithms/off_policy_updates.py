@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from policies.device import make_generator, restore_generator
+from policies.device import make_generator, restore_generator, restore_optimizer
 from policies.policy import Policy
 from policies.residual.conditioned import conditioned
 from sims.devices.crossing import read_numbers
@@ -108,8 +108,11 @@ class OffPolicyUpdates(ABC):
         return named_weights(self.policy, None) | scales
 
     def _stateful(self) -> dict[str, Any]:
-        """Everything with a ``state_dict`` of its own."""
-        return {**self.critics.stateful(), **self.actor.stateful()}
+        """Everything with a ``state_dict`` of its own, except optimizers."""
+        return dict(self.critics.networks)
+
+    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return {"critic_optimizer": self.critics.optimizer, "actor_optimizer": self.actor.optimizer}
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -117,7 +120,7 @@ class OffPolicyUpdates(ABC):
             "policy": {name: value.detach() for name, value in self._trained().items()},
             "log_temperature": self.actor.log_temperature.detach(),
             "generator": self.generator.get_state(),
-            **{name: part.state_dict() for name, part in self._stateful().items()},
+            **{name: part.state_dict() for name, part in {**self._stateful(), **self._optimizers()}.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -128,6 +131,8 @@ class OffPolicyUpdates(ABC):
         restore_generator(self.generator, state["generator"])
         for name, part in self._stateful().items():
             part.load_state_dict(state[name])
+        for name, optimizer in self._optimizers().items():
+            restore_optimizer(optimizer, state[name])
 
 
 class RecordedUpdates(OffPolicyUpdates):

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from policies.compact_encoder import HasCompactEncoder
+from policies.device import restore_optimizer
 from policies.policy import Policy
 from policies.schedule import cosine_schedule
 from sims.devices.crossing import crossing, read_numbers
@@ -155,7 +156,7 @@ class Pretraining:
         self.pool.grow_to(state["drawn"])
         self.policy.load_state_dict(state["policy"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+            restore_optimizer(optimizer, saved)
         self.generator.set_state(state["generator"])
 
 

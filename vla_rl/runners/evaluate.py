@@ -38,7 +38,7 @@ from vla_rl.config.experiment import Experiment
 from vla_rl.heartbeat import beat
 from vla_rl.intervals import wilson_interval
 from vla_rl.rollouts.collector import put
-from vla_rl.runners.controls import changed, why_not
+from vla_rl.runners.controls import make_change, why_not
 from vla_rl.runs.progress import progress
 from vla_rl.runs.run_dir import experiment_device, load_experiment
 
@@ -153,7 +153,7 @@ def run_episodes(env: VectorEnv, act: Actor, starts: Sequence[StartState]) -> Ep
 class PolicyActor:
     """``policy`` as evaluation runs it: deployed, or the exploring policy that training sees.
 
-    ``control``: a change of what the policy observes (controls.py).
+    ``change``: of what the policy observes (controls.py).
     """
 
     def __init__(
@@ -163,10 +163,10 @@ class PolicyActor:
         generator: torch.Generator,
         *,
         stochastic: bool,
-        control: Control = "none",
+        change: Callable[[Observation], Observation] | None = None,
     ) -> None:
         self.policy, self.generator = policy, generator
-        self.stochastic, self.control = stochastic, control
+        self.stochastic, self.change = stochastic, change
         self._initial_state = policy.initial_state(num_envs)
         self._state = self._initial_state
         self._num_envs = num_envs
@@ -183,7 +183,7 @@ class PolicyActor:
         with crossing("starts"):
             index = torch.tensor(env_ids).to(self.policy.device)
         check_observation(obs, env_ids, "the evaluation")
-        obs = changed(obs, self.control, self.generator)
+        obs = obs if self.change is None else self.change(obs)
         context, state = self.policy.encode(obs, self._state[index])
         self._state = put(state, index, self._state)
         sample, act = self.policy.sample, self.policy.act
@@ -204,7 +204,8 @@ def policy_episodes(
 ) -> EpisodeResults:
     """Of ``starts``; the same call gives the same numbers."""
     generator = make_generator(policy.device, spawn_seed(seed, "evaluation"))
-    actor = PolicyActor(policy, env.spec.num_envs, generator, stochastic=stochastic, control=control)
+    change = make_change(control, env, starts, generator)
+    actor = PolicyActor(policy, env.spec.num_envs, generator, stochastic=stochastic, change=change)
     return run_episodes(on_device(env, policy.device), actor, starts)
 
 

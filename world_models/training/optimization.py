@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from policies.device import make_generator, restore_generator
+from policies.device import make_generator, restore_generator, restore_optimizer
 from policies.schedule import cosine_schedule
 from sims.devices.crossing import crossing, read_numbers
 from sims.numbers.ranges import Count, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -91,7 +91,7 @@ class Optimization(ABC, Generic[E]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step, self.cpu_s = state["step"], state["cpu_s"]
         self._model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        restore_optimizer(self.optimizer, state["optimizer"])
         self._rng.bit_generator.state = state["rng"]
         restore_generator(self._generator, state["generator"])
 
