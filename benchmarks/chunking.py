@@ -33,9 +33,10 @@ from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
 from policies.policy import RobotSpec
 from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkScheduler
 from real_robot.control.panda_end_effector import PandaEndEffector
+from real_robot.robot_file import load_robot
 from real_robot.safety.commands import Command, Measurement
 from real_robot.safety.filter import SafetyFilter
-from real_robot.safety.limits import RobotLimits, load_limits
+from real_robot.safety.limits import RobotLimits
 from real_robot.serving.backends import PolicyBackend
 from real_robot.serving.protocol import ActRequest
 from sims.tabletop.end_effector_control import POSITION_SCALE
@@ -262,7 +263,7 @@ def ask(state: NDArray[np.float32], method: str, leftover: NDArray[np.float32], 
 
 @cache
 def arm_limits() -> RobotLimits:
-    return load_limits(ROOT / "configs/robots/fake_arm.yaml")
+    return load_robot(ROOT / "configs/robots/fake_arm.yaml").limits
 
 
 @dataclass(frozen=True)

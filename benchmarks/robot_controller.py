@@ -27,11 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from real_robot.control.trajectory import cubic, quintic
+from real_robot.robot_file import load_robot
 from real_robot.safety.collisions import CollisionClearance
 from real_robot.safety.commands import Command, Measurement, PathPoint
 from real_robot.safety.filter import UNKNOWN_OFFSET, SafetyFilter
 from real_robot.safety.kinematics import rotation
-from real_robot.safety.limits import RobotLimits, load_limits
+from real_robot.safety.limits import RobotLimits
 from real_robot.safety.workspace import Workspace, WorkspaceClearance
 from vla_rl.bench.record import row, write_record
 
@@ -48,7 +49,7 @@ Floats = NDArray[np.float64]
 
 @cache
 def limits_of(name: str) -> RobotLimits:
-    return load_limits(ROBOTS / f"{name}.yaml")
+    return load_robot(ROBOTS / f"{name}.yaml").limits
 
 
 @cache

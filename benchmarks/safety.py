@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from real_robot.robot_file import load_robot
 from real_robot.safety.collisions import Obstacle
 from real_robot.safety.commands import Command, Measurement
 from real_robot.safety.filter import SafetyFilter
-from real_robot.safety.limits import load_limits
 from vla_rl.bench.record import Row, row, write_record
 
 ROOT = Path(__file__).parents[1]
@@ -60,7 +60,7 @@ def command_times(offset: Callable[[int], float], *, collisions: bool = False) -
 
     ``collisions``: with those of its links, with each other and with OBSTACLES.
     """
-    limits = load_limits(ROOT / "configs/robots/franka_panda.yaml")
+    limits = load_robot(ROOT / "configs/robots/franka_panda.yaml").limits
     assert limits.collisions is not None
     limits = replace(limits, collisions=replace(limits.collisions, obstacles=OBSTACLES) if collisions else None)
     safety, spent = SafetyFilter(limits), []

@@ -22,14 +22,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import yaml
 from jaxtyping import UInt8
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from real_robot.safety.kinematics import EndEffectorPoint, Vector, rotation
 from real_robot.safety.limits import RobotLimits, check_choice, check_table, vector
-from sims.errors import reason
+from sims.yaml_tree import read_tree
 
 Mount = Literal["base", "end_effector"]
 _MOUNTS = ("base", "end_effector")
@@ -64,11 +63,7 @@ class Camera:
 def load_calibration(path: Path) -> dict[str, Camera]:
     """The cameras of a calibration file. ValueError names the file and the place of what is wrong."""
     try:
-        document = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: cannot be read as YAML: {reason(error)}") from error
-    try:
-        table = check_table(document, "", required={"cameras"}, optional=set())["cameras"]
+        table = check_table(read_tree(path)[0], "", required={"cameras"}, optional=set())["cameras"]
         if not isinstance(table, Mapping):
             raise ValueError(".cameras: expected a table from camera name to its calibration")
         return {str(name): _camera(entry, f".cameras.{name}") for name, entry in table.items()}

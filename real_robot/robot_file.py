@@ -9,8 +9,6 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-import yaml
-
 from real_robot.calibration import Camera, load_calibration
 from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkingMethod
 from real_robot.control.embodiment import ActionScales
@@ -18,8 +16,9 @@ from real_robot.control.loop import lead_in_steps
 from real_robot.control.mobile_base import check_base
 from real_robot.control.registry import EMBODIMENTS
 from real_robot.control.scales import SCALE_KEYS, read_scales
-from real_robot.safety.limits import RobotLimits, check_choice, check_table, load_limits, quantity
+from real_robot.safety.limits import RobotLimits, check_choice, check_table, parse_limits, quantity
 from sims.errors import UserError
+from sims.yaml_tree import read_tree
 
 T = TypeVar("T")
 EmbodimentName = str  # a key of EMBODIMENTS
@@ -201,9 +200,11 @@ def is_timed(controller: Controller) -> bool:
 
 def load_robot(path: Path) -> Robot:
     """The whole file. ValueError names the file and the place of what is wrong."""
-    limits = load_limits(path)
-    document = yaml.safe_load(path.read_text())
     try:
+        document, _ = read_tree(path)
+        if "limits" not in document:
+            raise ValueError("no 'limits' section; see configs/robots/generic.yaml for a commented one")
+        limits = parse_limits(document["limits"])
         driver = "lerobot" if "lerobot" in document else "ros"
         check_table(document, "", required={"limits", "control", driver}, optional={"leader"})
         table = dict(check_table(document["control"], ".control", required={"embodiment"}, optional=_CONTROL_KEYS))

@@ -9,18 +9,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, pi
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-
-import yaml
 
 from real_robot.safety.collisions import BASE, Capsule, Collisions, Obstacle, ObstacleKind, checked_pairs
 from real_robot.safety.contact import ContactLimit
 from real_robot.safety.kinematics import JointFrame, Vector
 from real_robot.safety.stopping import Axis, AxisLimits
 from real_robot.safety.workspace import Workspace
-from sims.errors import did_you_mean, reason
+from sims.errors import did_you_mean
 
 # unit -> (dimension, factor to SI)
 _UNITS = {
@@ -55,37 +52,20 @@ class RobotLimits:
     contact: ContactLimit | None = None
 
 
-def load_limits(path: Path) -> RobotLimits:
-    """The ``limits`` section of a robot file.
-
-    Raises ValueError that names the file, the place in it, what was found and what is allowed.
-    """
-    try:
-        document = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: cannot be read as YAML: {reason(error)}") from error
-    if not isinstance(document, Mapping) or "limits" not in document:
-        raise ValueError(f"{path}: no 'limits' section; see configs/robots/generic.yaml for a commented one")
-    try:
-        return parse_limits(document["limits"])
-    except ValueError as error:
-        raise ValueError(f"{path}: limits{error}") from error
-
-
 def parse_limits(section: Any) -> RobotLimits:
-    """As ``load_limits``, from the parsed section; messages start at ``.key``."""
+    """The section ``limits`` of a robot file. ValueError names the place, what was found and what is allowed."""
     keys = {"command_rate", "max_command_age", "max_measurement_age", "joints"}
     optional = {"workspace", "more_arms", "collisions", "contact", "command_lead"}
-    table = check_table(section, "", required=keys, optional=optional)
-    rate = _positive(table["command_rate"], ".command_rate", "rate")
+    table = check_table(section, ".limits", required=keys, optional=optional)
+    rate = _positive(table["command_rate"], ".limits.command_rate", "rate")
     if not isinstance(table["joints"], Mapping) or not table["joints"]:
-        raise ValueError(".joints: expected a table from joint name to its limits")
-    workspace = _workspace(table["workspace"], ".workspace") if "workspace" in table else None
-    more = _list(table.get("more_arms", []), ".more_arms")
-    more_arms = tuple(_workspace(entry, f".more_arms[{i}]") for i, entry in enumerate(more))
+        raise ValueError(".limits.joints: expected a table from joint name to its limits")
+    workspace = _workspace(table["workspace"], ".limits.workspace") if "workspace" in table else None
+    more = _list(table.get("more_arms", []), ".limits.more_arms")
+    more_arms = tuple(_workspace(entry, f".limits.more_arms[{i}]") for i, entry in enumerate(more))
     arms = (workspace, *more_arms) if workspace else more_arms
     if more and workspace is None:
-        raise ValueError(".more_arms: give the first arm as workspace")
+        raise ValueError(".limits.more_arms: give the first arm as workspace")
     _check_chains(arms, table["joints"])
     limits = RobotLimits(
         command_hz=rate,
@@ -94,9 +74,9 @@ def parse_limits(section: Any) -> RobotLimits:
         collisions=_collisions(table["collisions"], arms) if "collisions" in table else None,
         more_arms=more_arms,
         contact=_contact(table["contact"], arms) if "contact" in table else None,
-        max_command_age_s=_positive(table["max_command_age"], ".max_command_age", "time"),
-        max_measurement_age_s=_positive(table["max_measurement_age"], ".max_measurement_age", "time"),
-        command_lead_s=_positive(table.get("command_lead", "100 ms"), ".command_lead", "time"),
+        max_command_age_s=_positive(table["max_command_age"], ".limits.max_command_age", "time"),
+        max_measurement_age_s=_positive(table["max_measurement_age"], ".limits.max_measurement_age", "time"),
+        command_lead_s=_positive(table.get("command_lead", "100 ms"), ".limits.command_lead", "time"),
     )
     for axis in limits.axes:
         _check_stop(axis, rate)
@@ -125,7 +105,7 @@ def quantity(value: Any, where: str, dimension: str, derivative: int = 0) -> flo
 
 
 def _joint(name: str, entry: Any) -> AxisLimits:
-    where = f".joints.{name}"
+    where = f".limits.joints.{name}"
     keys = {"kind", "position", "velocity", "acceleration", "jerk", "step_from_measured"}
     table = check_table(entry, where, required=keys, optional={"contact_residual", "hold_tolerance"})
     check_choice(table["kind"], _JOINT_KINDS, f"{where}.kind")
@@ -152,7 +132,7 @@ def _joint(name: str, entry: Any) -> AxisLimits:
 def _check_stop(axis: AxisLimits, rate_hz: float) -> None:
     """The stop from full speed must be short in time and fit between the position limits."""
     dt = 1.0 / rate_hz
-    where = f".joints.{axis.name}"
+    where = f".limits.joints.{axis.name}"
     rough_s = axis.velocity / axis.acceleration + axis.acceleration / axis.jerk
     if rough_s > MAX_STOP_S:
         raise ValueError(
@@ -173,7 +153,7 @@ def _check_chains(arms: Sequence[Workspace], joints: Iterable[str]) -> None:
     seen: set[str] = set()
     for k, arm in enumerate(arms):
         for i, frame in enumerate(arm.frames):
-            where = f".more_arms[{k - 1}].chain[{i}].joint" if k else f".workspace.chain[{i}].joint"
+            where = f".limits.more_arms[{k - 1}].chain[{i}].joint" if k else f".limits.workspace.chain[{i}].joint"
             check_choice(frame.joint, joints, where)
             if frame.joint in seen:
                 raise ValueError(f"{where}: {frame.joint!r} is in a chain already")
@@ -206,37 +186,37 @@ def _workspace(entry: Any, place: str) -> Workspace:
 
 def _collisions(entry: Any, arms: Sequence[Workspace]) -> Collisions:
     if not arms:
-        raise ValueError(".collisions: needs workspace.chain, the arm's kinematics")
-    table = check_table(entry, ".collisions", required={"margin", "links"}, optional={"obstacles", "also"})
+        raise ValueError(".limits.collisions: needs workspace.chain, the arm's kinematics")
+    table = check_table(entry, ".limits.collisions", required={"margin", "links"}, optional={"obstacles", "also"})
     joints = [BASE, *(frame.joint for arm in arms for frame in arm.frames)]
     also = []
-    for i, pair in enumerate(_list(table.get("also", []), ".collisions.also")):
-        where = f".collisions.also[{i}]"
+    for i, pair in enumerate(_list(table.get("also", []), ".limits.collisions.also")):
+        where = f".limits.collisions.also[{i}]"
         first, second = (check_choice(name, joints, where) for name in _sequence(pair, where, 2))
         also.append((first, second))
-    links = _list(table["links"], ".collisions.links")
+    links = _list(table["links"], ".limits.collisions.links")
     collisions = Collisions(
-        margin=_positive(table["margin"], ".collisions.margin", "length"),
+        margin=_positive(table["margin"], ".limits.collisions.margin", "length"),
         chains=tuple(arm.frames for arm in arms),
-        capsules=tuple(_capsule(link, joints, f".collisions.links[{i}]") for i, link in enumerate(links)),
+        capsules=tuple(_capsule(link, joints, f".limits.collisions.links[{i}]") for i, link in enumerate(links)),
         obstacles=tuple(
-            _obstacle(obstacle, f".collisions.obstacles[{i}]")
-            for i, obstacle in enumerate(_list(table.get("obstacles", []), ".collisions.obstacles"))
+            _obstacle(obstacle, f".limits.collisions.obstacles[{i}]")
+            for i, obstacle in enumerate(_list(table.get("obstacles", []), ".limits.collisions.obstacles"))
         ),
         also=tuple(also),
     )
     if not checked_pairs(collisions):
-        raise ValueError(".collisions: no two of these shapes can come closer; name more links, or obstacles")
+        raise ValueError(".limits.collisions: no two of these shapes can come closer; name more links, or obstacles")
     return collisions
 
 
 def _contact(entry: Any, arms: Sequence[Workspace]) -> ContactLimit:
     if not arms:
-        raise ValueError(".contact: needs workspace.chain, the arm's kinematics")
+        raise ValueError(".limits.contact: needs workspace.chain, the arm's kinematics")
     dimensions = {"force": "force", "stiffness": "stiffness", "body_mass": "mass", "moving_mass": "mass"}
-    table = check_table(entry, ".contact", required=set(dimensions), optional={"payload"})
-    values = {key: _positive(table[key], f".contact.{key}", dimension) for key, dimension in dimensions.items()}
-    return ContactLimit(**values, payload=quantity(table.get("payload", "0 kg"), ".contact.payload", "mass"))
+    table = check_table(entry, ".limits.contact", required=set(dimensions), optional={"payload"})
+    values = {key: _positive(table[key], f".limits.contact.{key}", dimension) for key, dimension in dimensions.items()}
+    return ContactLimit(**values, payload=quantity(table.get("payload", "0 kg"), ".limits.contact.payload", "mass"))
 
 
 def _capsule(entry: Any, joints: Sequence[str], where: str) -> Capsule:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sims.errors import UserError, did_you_mean, reason
+from sims.errors import UserError, did_you_mean
+from sims.yaml_tree import YamlError, read_tree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,16 +57,12 @@ CONDITIONS = {"near": ("within", 2), "height": ("above", 1), "open": ("above", 1
 
 def read_scene(path: Path) -> SceneFile:
     """Raises UserError naming the file, the key, what is allowed."""
-    import yaml
-
     try:
-        document = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"sim.scene: {path} cannot be read as YAML: {reason(error)}") from error
-    if not isinstance(document, dict):
-        raise UserError(f"sim.scene: {path} must be a mapping with the keys {', '.join(sorted(KEYS))}")
+        document, _ = read_tree(path)
+    except YamlError as error:
+        raise UserError(f"sim.scene: {path}: {error}") from error
     for key in document:
-        check_name(f"{path}: unknown key", str(key), KEYS)
+        check_name(f"{path}: unknown key", key, KEYS)
     missing = [key for key in REQUIRED if not document.get(key)]
     if missing:
         raise UserError(f"{path}: {missing[0]!r} is missing; a scene needs {', '.join(REQUIRED)}")

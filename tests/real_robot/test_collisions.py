@@ -16,15 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from real_robot.control.trajectory import cubic
+from real_robot.robot_file import load_robot
 from real_robot.safety.collisions import Capsule, CollisionClearance, Collisions, Obstacle
 from real_robot.safety.commands import Command, Measurement
 from real_robot.safety.filter import SafetyFilter
 from real_robot.safety.kinematics import JointFrame, rotation
-from real_robot.safety.limits import RobotLimits, load_limits, parse_limits
+from real_robot.safety.limits import RobotLimits, parse_limits
 from real_robot.safety.stopping import AxisLimits
 from tests.real_robot.test_safety_streams import READY, ROBOTS, STREAMS, stream_settings
 
-PANDA = load_limits(ROBOTS / "franka_panda.yaml")
+PANDA = load_robot(ROBOTS / "franka_panda.yaml").limits
 OBSTACLES = (
     Obstacle(kind="plane", position=(0.0, 0.0, -0.05)),
     Obstacle(kind="box", position=(0.6, 0.3, 0.3), rpy=(0.0, 0.0, 0.5), size=(0.2, 0.1, 0.6)),

@@ -14,15 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from real_robot.control.trajectory import cubic
+from real_robot.robot_file import load_robot
 from real_robot.safety.commands import Command, Measurement
 from real_robot.safety.contact import ContactLimit
 from real_robot.safety.filter import SafetyFilter
 from real_robot.safety.kinematics import rotation
-from real_robot.safety.limits import RobotLimits, load_limits, parse_limits
+from real_robot.safety.limits import RobotLimits, parse_limits
 from tests.real_robot.test_safety_streams import READY, ROBOTS, STREAMS, stream_settings
 
 CONTACT = ContactLimit(force=100.0, stiffness=50e3, body_mass=2.0, moving_mass=12.0, payload=1.0)
-PANDA = load_limits(ROBOTS / "franka_panda.yaml")
+PANDA = load_robot(ROBOTS / "franka_panda.yaml").limits
 H = 1e-4  # [s]
 
 

@@ -42,6 +42,27 @@ def test_a_file_that_cannot_be_an_environment_is_refused(tmp_path: Path) -> None
         ENVIRONMENTS[RobotConfig](RobotConfig(file=tmp_path / "absent.yaml", tasks=("reach",)))
 
 
+def test_a_key_that_is_given_twice_is_named_with_its_line(tmp_path: Path) -> None:
+    text = CONFIG.file.read_text()
+    line = "      velocity: 2.175 rad/s\n"
+    number = text[: text.index(line)].count("\n") + 2
+    path = tmp_path / "robot.yaml"
+    path.write_text(text.replace(line, line + "      velocity: 4 rad/s\n", 1))
+    twice = rf"robot\.yaml: key 'limits\.joints\.joint1\.velocity' is given twice \(line {number}\)"
+    with pytest.raises(ValueError, match=twice):
+        load_robot(path)
+    (tmp_path / "cameras.yaml").write_text("cameras: {}\ncameras: {}\n")
+    path.write_text(text.replace("\nros:\n", "\nros:\n  calibration: cameras.yaml\n"))
+    with pytest.raises(ValueError, match=r"cameras\.yaml: key 'cameras' is given twice \(line 2\)"):
+        load_robot(path)
+
+
+def test_numbers_are_those_of_yaml_1_2(tmp_path: Path) -> None:
+    path = tmp_path / "robot.yaml"
+    path.write_text(CONFIG.file.read_text().replace("\ncontrol:\n", "\ncontrol:\n  server_timeout_s: 1e1\n"))
+    assert load_robot(path).control.server_timeout_s == 10.0
+
+
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [

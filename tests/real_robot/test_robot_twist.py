@@ -11,14 +11,13 @@ import yaml
 
 from real_robot.robot_file import load_robot
 from real_robot.safety.kinematics import EndEffectorPoint
-from real_robot.safety.limits import load_limits
 
 ROBOTS = Path(__file__).parents[2] / "configs" / "robots"
 STEP_S = 1e-6
 
 
 def point_of(name: str, offset: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> EndEffectorPoint:
-    limits = load_limits(ROBOTS / f"{name}.yaml")
+    limits = load_robot(ROBOTS / f"{name}.yaml").limits
     assert limits.workspace is not None
     end_effector = tuple(a + b for a, b in zip(limits.workspace.end_effector, offset, strict=True))
     box = dataclasses.replace(limits.workspace, end_effector=end_effector)
@@ -29,7 +28,7 @@ def point_of(name: str, offset: tuple[float, float, float] = (0.0, 0.0, 0.0)) ->
 def test_the_twist_agrees_with_finite_differences(name: str) -> None:
     rng = np.random.default_rng(0)
     points = [point_of(name), *(point_of(name, tuple(0.1 * row)) for row in np.eye(3))]
-    joints_count = len(load_limits(ROBOTS / f"{name}.yaml").axes)
+    joints_count = len(load_robot(ROBOTS / f"{name}.yaml").limits.axes)
     for _ in range(20):
         joints, speeds = rng.uniform(-1, 1, joints_count), rng.uniform(-1, 1, joints_count)
         linear, angular = points[0].twist(joints.tolist(), speeds.tolist())

@@ -11,10 +11,11 @@ import pytest
 import yaml
 
 from real_robot.control.trajectory import cubic
+from real_robot.robot_file import load_robot
 from real_robot.safety.commands import Command, Measurement, SafeCommand
 from real_robot.safety.filter import SafetyFilter
 from real_robot.safety.kinematics import EndEffectorPoint
-from real_robot.safety.limits import RobotLimits, load_limits, parse_limits, quantity
+from real_robot.safety.limits import RobotLimits, parse_limits, quantity
 from real_robot.safety.stopping import Axis, AxisLimits, along, duration, offset_at
 from real_robot.safety.workspace import WorkspaceClearance
 
@@ -314,7 +315,7 @@ def test_a_start_holds_where_the_arm_is_unless_it_still_holds_where_it_was_sent(
 
 def test_a_start_does_not_mix_where_the_arm_is_and_where_it_was_sent_to_a_pose_outside_the_box() -> None:
     """A hand moved the shoulder; the base joint is still within 0.02 rad of where it was sent, and kept there."""
-    limits = load_limits(ROBOTS / "franka_panda.yaml")
+    limits = load_robot(ROBOTS / "franka_panda.yaml").limits
     sent = [1.212, 1.145, -1.567, -0.954, -0.709, 3.538, -2.744]
     measured = [1.193, 1.445, *sent[2:]]
     box = WorkspaceClearance(limits.workspace, limits.axes)
@@ -332,7 +333,7 @@ def test_a_start_does_not_mix_where_the_arm_is_and_where_it_was_sent_to_a_pose_o
 
 def test_end_effector_position_of_two_known_arms() -> None:
     """Franka's ready pose with the standard hand, and a UR5e stretched out at zero: the makers' own numbers."""
-    panda, ur = load_limits(ROBOTS / "franka_panda.yaml"), load_limits(ROBOTS / "ur5e.yaml")
+    panda, ur = load_robot(ROBOTS / "franka_panda.yaml").limits, load_robot(ROBOTS / "ur5e.yaml").limits
     assert panda.workspace is not None
     assert ur.workspace is not None
     point = EndEffectorPoint(panda.workspace.frames, panda.workspace.end_effector, panda.axes)
@@ -342,7 +343,7 @@ def test_end_effector_position_of_two_known_arms() -> None:
 
 
 def test_a_command_that_would_leave_the_workspace_is_rejected() -> None:
-    limits = load_limits(ROBOTS / "franka_panda.yaml")
+    limits = load_robot(ROBOTS / "franka_panda.yaml").limits
     safety = SafetyFilter(limits)
     safety.start(READY, 0.0)
     outs = []
@@ -357,7 +358,7 @@ def test_a_command_that_would_leave_the_workspace_is_rejected() -> None:
 
 @pytest.mark.parametrize("path", sorted(ROBOTS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_robot_file_loads_and_can_start(path: Path) -> None:
-    limits = load_limits(path)
+    limits = load_robot(path).limits
     middle = [sum(axis.position) / 2 for axis in limits.axes]
     if limits.workspace is None:
         SafetyFilter(limits).start(middle, 0.0)
@@ -408,17 +409,17 @@ def test_missing_keys_and_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\.joints\.joint_2: missing \['jerk'\]"):
         parse_limits(section)
     with pytest.raises(ValueError, match=r"absent\.yaml: cannot be read"):
-        load_limits(tmp_path / "absent.yaml")
+        load_robot(tmp_path / "absent.yaml")
     (tmp_path / "empty.yaml").write_text("")
     with pytest.raises(ValueError, match="no 'limits' section"):
-        load_limits(tmp_path / "empty.yaml")
+        load_robot(tmp_path / "empty.yaml")
 
 
 @pytest.mark.parametrize(
     ("speed", "accel"), [(0.02, 0.0), (0.02, 0.001), (-0.015, 0.0008), (0.0004, -0.0009), (0.0, 0.0)]
 )
 def test_a_stop_read_off_backwards_is_the_same_stop(speed: float, accel: float) -> None:
-    axis = Axis(load_limits(ROBOTS / "franka_panda.yaml").axes[0], 0.01)
+    axis = Axis(load_robot(ROBOTS / "franka_panda.yaml").limits.axes[0], 0.01)
     stop = axis.stop(speed, accel)
     assert stop is not None
     for tick in range(duration(stop[0]) + 2):

@@ -16,16 +16,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from real_robot.control.trajectory import cubic
+from real_robot.robot_file import load_robot
 from real_robot.safety.commands import Command, Measurement, PathPoint
 from real_robot.safety.filter import SafetyFilter
 from real_robot.safety.kinematics import EndEffectorPoint, max_travel
-from real_robot.safety.limits import RobotLimits, load_limits
+from real_robot.safety.limits import RobotLimits
 from real_robot.safety.stopping import Axis, AxisLimits, along
 
 # With run-time type checking, beartype draws at random which items of a tuple it checks.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 ROBOTS = Path(__file__).parents[2] / "configs" / "robots"
-PANDA = load_limits(ROBOTS / "franka_panda.yaml")
+PANDA = load_robot(ROBOTS / "franka_panda.yaml").limits
 READY = [0.0, -math.pi / 4, 0.0, -3 * math.pi / 4, 0.0, math.pi / 2, math.pi / 4]
 STREAMS = int(os.environ.get("SAFETY_STREAMS", "100"))
 NASTY = (math.nan, math.inf, -math.inf, 1e300, -1e300, 1e-320, 0.0)

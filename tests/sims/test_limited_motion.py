@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from policies.policy import RobotSpec
+from real_robot.robot_file import load_robot
 from real_robot.safety import stopping
-from real_robot.safety.limits import load_limits
 from real_robot.safety.stopping import Axis
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
@@ -24,13 +24,13 @@ def tabletop(num_envs: int, **settings: Any) -> TabletopEnv:
 
 
 def test_the_limits_are_those_of_the_arm_that_is_simulated() -> None:
-    axes = load_limits(FAKE_ARM).axes
+    axes = load_robot(FAKE_ARM).limits.axes
     assert tuple(axis.acceleration for axis in axes) == ACCELERATION
     assert (axes[-1].velocity, stopping.FOLLOWED) == (FINGER_SPEED, FOLLOWED)
 
 
 def test_it_follows_swinging_targets_as_the_safety_filter_does() -> None:
-    axes = [Axis(axis, TICK_S) for axis in load_limits(FAKE_ARM).axes]
+    axes = [Axis(axis, TICK_S) for axis in load_robot(FAKE_ARM).limits.axes]
     motion = LimitedMotion(1, torch.device("cpu"))
     states, last = [(0.0, 0.0, 0.0)] * JOINTS, np.zeros(JOINTS)
     size, farthest = np.array([*[0.3] * 7, 0.02]), 0.0  # [rad], [m]

@@ -101,6 +101,7 @@ def test_without_an_expert_nothing_is_demonstrated_and_a_wrong_one_is_refused() 
         ("control_hz: 20", "control_hz: 0", r"hold_steps must be at least 1 and control_hz above 0, got 5, 0"),
         ("left_x: 0.02", "left_x: .nan", r"scene.yaml: numbers must be finite, got nan"),
         ("[0.03, 0.02, 0.3]", "[0.03, .inf, 0.3]", r"scene.yaml: numbers must be finite, got inf"),
+        ("left_x: 0.02", "left_x: 0.02\n  left_x: 0.2", r"scene.yaml: key 'action.left_x' is given twice \(line 6\)"),
         ("goal: [{near: [cube, right_goal], within: 0.05}]", "goal: []", r"needs at least one condition"),
     ],
 )

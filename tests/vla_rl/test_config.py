@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from sims.errors import UserError
+from sims.yaml_tree import dump_tree, parse_scalar, read_tree
 from tests.vla_rl.unread_fields import _reads, unread_fields
 from vla_rl.config.errors import ConfigError
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config, save_config
 from vla_rl.config.packaged import PACKAGED, find_config
 from vla_rl.config.schema import config_fields
-from vla_rl.config.yaml_tree import dump_tree, parse_scalar, read_tree
 from vla_rl.runs.changes import CHANGEABLE, EVALUATIONS, PATHS, check_changes
 
 

@@ -197,6 +197,7 @@ def test_the_list_of_runs_shows_whole_paths_where_there_is_little_room(tmp_path:
     [
         ("config.yaml", "seed: [3\n"),
         ("config.yaml", "[3]\n"),
+        ("config.yaml", "seed: 3\nseed: 4\n"),
         ("result.json", "[]"),
         ("result.json", '{"rl": {}}'),
         ("result.json", '{"rl": {"success": 1.0, "interval": [0.5, 1.0], "per_task": {"reach": {"episodes": 1}}}}'),

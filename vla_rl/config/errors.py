@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from sims.errors import UserError
+from sims.yaml_tree import Origin
 from vla_rl.config.allowed import allowed, choices
 from vla_rl.config.schema import config_fields, hints, plain, union, variants
-from vla_rl.config.yaml_tree import Origin
 
 Keys = tuple[str, ...]
 

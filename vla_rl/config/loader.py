@@ -25,12 +25,12 @@ from typing import Any, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from episodes.files import write_atomically
+from sims.yaml_tree import Origin, Tree, YamlError, dump_tree, read_tree
 from vla_rl.config.errors import ConfigError, Keys, describe, show
 from vla_rl.config.merge import Report, absolute, ignore, merge, override
 from vla_rl.config.overrides import check_sections, parse_overrides
 from vla_rl.config.packaged import find_packaged
 from vla_rl.config.schema import config_fields, default, hints, sections, settings_other_than_its_class, variants
-from vla_rl.config.yaml_tree import Origin, Tree, YamlError, dump_tree, read_tree
 
 T = TypeVar("T")
 
@@ -115,7 +115,7 @@ def _read_extended(cls: type, path: Path, *, seen: tuple[Path, ...]) -> tuple[Tr
     try:
         tree, origins = read_tree(path)
     except YamlError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(f"{path.name}: {error}") from None
     parent = tree.pop("extends", None)
     tree = absolute(cls, tree, path.parent)
     if parent is None:

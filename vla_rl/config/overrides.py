@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sims.yaml_tree import Tree, YamlError, parse_scalar
 from vla_rl.config.errors import ConfigError, Keys, show
-from vla_rl.config.yaml_tree import Tree, YamlError, parse_scalar
 
 
 def parse_overrides(tokens: Sequence[str]) -> list[tuple[Keys, Any]]:

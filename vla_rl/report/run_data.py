@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from sims.errors import UserError
+from sims.yaml_tree import YamlError, read_tree
 from vla_rl.runs.failures import read_failures
 from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.result import read_result, with_episodes
@@ -100,12 +99,11 @@ def read_run(path: Path) -> RunData:
     """Raises UserError if ``path`` is not the folder of a run, or where a file in it is damaged."""
     if not (path / "config.yaml").is_file() and not (path / "metrics.jsonl").is_file():
         raise UserError(f"{path} is not the folder of a run: it has neither config.yaml nor metrics.jsonl")
-    config_text = _text(path / "config.yaml")
     return RunData(
         name=path.resolve().name,
         path=path,
-        config_text=config_text,
-        settings=_settings(config_text, path / "config.yaml"),
+        config_text=_text(path / "config.yaml"),
+        settings=_settings(path / "config.yaml"),
         metrics=read_metrics(path),
         imitation=read_metrics(path / "imitation"),
         result=read_result(path),
@@ -116,14 +114,11 @@ def read_run(path: Path) -> RunData:
     )
 
 
-def _settings(text: str, path: Path) -> dict[str, Any]:
+def _settings(path: Path) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is damaged: {' '.join(str(error).split())}") from None
-    if not isinstance(tree, dict):
-        raise UserError(f"{path} is damaged: it holds no settings by name")
-    return dict(_leaves(tree, ""))
+        return dict(_leaves(read_tree(path)[0], "")) if path.is_file() else {}
+    except YamlError as error:
+        raise UserError(f"{path} is damaged: {error}") from None
 
 
 def _rounds(path: Path, stages: Mapping[str, Mapping[str, Any]]) -> list[Round]:

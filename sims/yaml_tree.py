@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from sims.errors import reason
+
 Tree = dict[str, Any]
 
 
@@ -69,7 +71,8 @@ _Loader.add_constructor("tag:yaml.org,2002:float", _construct_float)
 
 
 def read_tree(path: Path) -> tuple[Tree, dict[tuple[str, ...], Origin]]:
-    """The mapping in ``path`` and where each of its keys was written. Raises YamlError, one line."""
+    """The mapping in ``path`` and where each of its keys was written. Raises YamlError, one line that does not name the
+    file."""
     origins: dict[tuple[str, ...], Origin] = {}
 
     def record(keys: tuple[str, ...], line: int) -> None:
@@ -77,12 +80,12 @@ def read_tree(path: Path) -> tuple[Tree, dict[tuple[str, ...], Origin]]:
 
     try:
         tree = _parse(path.read_text(encoding="utf-8"), record)
-    except (YamlError, UnicodeDecodeError) as error:
-        raise YamlError(f"{path.name}: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise YamlError(f"cannot be read as YAML: {reason(error)}") from None
     if tree is None:
         tree = {}
     if not isinstance(tree, dict):
-        raise YamlError(f"{path.name}: expected sections of 'key: value', got a {type(tree).__name__}")
+        raise YamlError(f"expected sections of 'key: value', got a {type(tree).__name__}")
     return tree, origins
 
 
