@@ -153,8 +153,8 @@ class RobotThread:
             if self.session.mode == "human" or (self.session.mode == "policy" and self.session.arm.keeps_time):
                 self.session.hold(reason, person=name)
 
+        self.command(hold)  # before all that could fail
         self._audit.write("releases the robot", person=name, reason=reason)
-        self.command(hold)
 
     def _newest_input(self) -> RawInput | None:
         """The input of the person who holds the lease now, None once it is too old."""

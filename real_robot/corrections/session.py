@@ -227,8 +227,8 @@ class CorrectionSession:
     def hold(self, reason: str, *, person: str) -> None:
         """Nobody acts until somebody takes over or hands back."""
         if self.mode in ("policy", "human"):
-            self._audit.write("hold", person=person, step=self.attempt.length, reason=reason)
             self.mode, self.reason = "hold", reason
+            self._audit.write("hold", person=person, step=self.attempt.length, reason=reason)
 
     def release_stop(self, *, person: str) -> None:
         """Undo a stop that the safety filter, or whoever may, has latched; the arm goes on holding.

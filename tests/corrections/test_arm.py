@@ -9,6 +9,7 @@ import contextlib
 import io
 import itertools
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -268,8 +269,9 @@ def delay_of(episode: Episode) -> float:
     return float(np.median((episode.observation_steps - begun)[1:-1]))
 
 
+@pytest.mark.parametrize("disk", ["free", "full"])
 def test_the_arm_holds_when_the_page_is_closed_even_if_the_policy_drives(
-    running: CorrectionServer, servos: SimulatedServos
+    running: CorrectionServer, servos: SimulatedServos, disk: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     session = running.robot.session
     for drives in ("hand_back", "take_over"):
@@ -277,12 +279,17 @@ def test_the_arm_holds_when_the_page_is_closed_even_if_the_policy_drives(
             page = Page(socket)
             page.do(drives)
             page.drive_until(["KeyW"], lambda state: state["step"] >= 5 and state["mode"] != "hold")
+            if disk == "full":
+                with open("/dev/full", "w") as full:  # no line of the audit log can be written
+                    os.dup2(full.fileno(), running.audit._file.fileno())
         wait(lambda: session.mode == "hold")
         assert session.reason == "the connection ended"
         time.sleep(0.5)
         length, goal = session.attempt.length, servos.goal
         time.sleep(0.5)
         assert (session.mode, session.attempt.length, servos.goal.tolist()) == ("hold", length, goal.tolist())
+    said = capfd.readouterr().err.count("audit.jsonl: the audit log is incomplete: no space left on device")
+    assert said == (disk == "full")
 
 
 @needs_chromium
