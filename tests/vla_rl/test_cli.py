@@ -132,6 +132,17 @@ def test_an_option_of_another_verb_is_refused(capsys: pytest.CaptureFixture[str]
     assert captured.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_every_command(capsys: pytest.CaptureFixture[str], shell: str):
+    with pytest.raises(SystemExit) as end:
+        main(["--tyro-print-completion", shell])
+    assert not end.value.code
+    printed = capsys.readouterr().out
+    for command in COMMANDS:
+        for word in command.split():
+            assert word in printed
+
+
 def test_a_command_prints_its_result_as_text_or_as_one_object(capsys: pytest.CaptureFixture[str]):
     result = Result({"episodes": 2, "corrupt": ["a"]}, failed=True)
     show(result, as_json=False)

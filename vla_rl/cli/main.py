@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Annotated, Any, NoReturn, Protocol, Union, runtime_checkable
 
 import tyro
-from tyro.conf import FlagCreatePairsOff
+from tyro.conf import FlagCreatePairsOff, subcommand
 
 from sims.errors import RunFailure, UserError, did_you_mean, is_disk_full
 from vla_rl.cli import data, reward, robot, simulators, world_model
@@ -108,6 +108,8 @@ GROUPS = {
     "world-model": "Fit a world model to recorded episodes, evaluate it, write a video of it, or drive in it.",
 }
 
+OPTIONS = (FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)
+
 # Continue in their folder without being told to.
 CONTINUING = ("imitate", "pretrain", "distill", "reward", "correct", "fleet", "learn")
 
@@ -167,6 +169,8 @@ def parse(arguments: Sequence[str]) -> Command:
     if list(arguments) == ["--version"]:
         print(f"vla-rl {version('vla-rl')}")
         raise SystemExit(0)
+    if arguments and arguments[0].startswith("--tyro-"):  # completion of shells
+        tyro.cli(_all_commands(), prog="vla-rl", args=arguments, config=OPTIONS)
     name = _command_name(arguments)
     words = arguments[len(name.split()) :]
     if name not in COMMANDS:
@@ -185,7 +189,7 @@ def parse(arguments: Sequence[str]) -> Command:
                 without_empty_defaults(COMMANDS[name]),
                 prog=f"vla-rl {name}",
                 args=words,
-                config=(FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
+                config=OPTIONS,
             )
     except SystemExit as end:
         if end.code:
@@ -215,6 +219,16 @@ def _next_words(group: str) -> list[str]:
     words = group.split()
     names = [name.split() for name in COMMANDS]
     return list(dict.fromkeys(name[len(words)] for name in names if name[: len(words)] == words))
+
+
+def _all_commands(group: str = "") -> Any:
+    """The union that tyro takes as the commands below a key of GROUPS."""
+    kinds = []
+    for word in _next_words(group):
+        name = f"{group} {word}".lstrip()
+        kind = without_empty_defaults(COMMANDS[name]) if name in COMMANDS else _all_commands(name)
+        kinds.append(Annotated[kind, subcommand(name=word, prefix_name=False)])
+    return Union[tuple(kinds)]  # noqa: UP007  # of a number that is not known
 
 
 def _print_help(group: str) -> None:
