@@ -135,10 +135,10 @@ def test_an_option_of_another_verb_is_refused(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_completion_knows_every_command(capsys: pytest.CaptureFixture[str], shell: str):
     with pytest.raises(SystemExit) as end:
-        main(["--tyro-print-completion", shell])
+        cli.main(["--tyro-print-completion", shell])
     assert not end.value.code
     printed = capsys.readouterr().out
-    for command in COMMANDS:
+    for command in cli.COMMANDS:
         for word in command.split():
             assert word in printed
 
