@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from sims.numbers.statistics import seeds_interval, wilson_interval
 from sims.vector_env import Observation, StartState, encode_instructions
 from tests.worlds import PointEnv
 from vla_rl.config.controls import CONTROLS
-from vla_rl.intervals import seeds_interval, wilson_interval
 from vla_rl.runners.controls import changed, why_not
 
 OBS = Observation(
