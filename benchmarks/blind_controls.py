@@ -24,13 +24,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from sims.numbers.statistics import wilson_interval
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.tabletop.demonstrators.biased import BiasedDemonstrator
 from sims.tabletop.tasks.registry import TASKS, all_tasks
 from sims.vector_env import StartState
 from vla_rl.bench.record import row, write_record
-from vla_rl.intervals import wilson_interval
 
 CONSTANTS = torch.tensor(
     [(x, y, z, 0, 0, 0, grip) for x, y, z in itertools.product((-1.0, 0.0, 1.0), repeat=3) for grip in (-1.0, 1.0)]

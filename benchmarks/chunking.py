@@ -39,12 +39,12 @@ from real_robot.safety.filter import SafetyFilter
 from real_robot.safety.limits import RobotLimits
 from real_robot.serving.backends import PolicyBackend
 from real_robot.serving.protocol import ActRequest
+from sims.numbers.statistics import wilson_interval
 from sims.tabletop.end_effector_control import POSITION_SCALE
 from sims.tabletop.layout import START_JOINTS
 from sims.vector_env import Observation, encode_instructions
 from vla_rl.algorithms.bc import BC, BCConfig
 from vla_rl.bench.record import Row, row, write_record
-from vla_rl.intervals import wilson_interval
 
 ROOT = Path(__file__).parents[1]
 METHODS = ("prefix", "guided", "jacobian_free", "replace", "ensemble", "synchronous")

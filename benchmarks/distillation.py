@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sims.numbers.statistics import auc
 from sims.registry import make_env
 from vla_rl.bench.record import row, write_record
 from vla_rl.config.experiment import Experiment
@@ -32,7 +33,6 @@ from world_models.evaluation.action_sequences import recorded_sequences, true_ou
 from world_models.evaluation.imagined_success import imagined_success, set_thresholds
 from world_models.evaluation.open_loop import frames_per_second, open_loop_errors
 from world_models.models.flow_model import FlowWorldModel
-from world_models.statistics import auc
 from world_models.training.distillation import Distillation, DistillConfig
 from world_models.training.dynamics import DynamicsFit, DynamicsFitConfig, PredictionFit
 

@@ -11,7 +11,7 @@ episodes, those of validation too, spent otherwise, from the same clone of the d
 * ``self-imitation, then PPO``: one half is recorded and its successes cloned, PPO in the simulator takes as many
   control steps as the other half has; ``--simulator`` changes settings of that PPO alone.
 
-200 held-out starts a seed; intervals over seeds and episodes (vla_rl/intervals.py). Writes
+200 held-out starts a seed; intervals over seeds and episodes (sims/numbers/statistics.py). Writes
 benchmarks/results/imagination_baselines_NAME.json. The same command resumes an interrupted benchmark.
 """
 

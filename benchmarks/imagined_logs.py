@@ -8,7 +8,7 @@ explores, successes and failures, as a LeRobotDataset 3.0. From it alone, ``vla-
 are cloned, a world model is fitted, PPO trains in it. Then the policies are evaluated in Meta-World from the same
 --episodes held-out starts, which differ between seeds; so do demonstrations, data sets and training. ``longer
 imitation``: the successes cloned for five times as many updates. Steps that are done in --work are not repeated. Writes
-benchmarks/results/imagined_logs.json: success with intervals over seeds and episodes (vla_rl/intervals.py).
+benchmarks/results/imagined_logs.json: success with intervals over seeds and episodes (sims/numbers/statistics.py).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 Runs ``vla-rl train configs/NAME.yaml`` once per seed (--section.key VALUE overrides any setting) and writes
 benchmarks/results/learning_NAME.json (without a leading "tabletop_"): success before and after on held-out starts,
 which differ between seeds, deployed and stochastic, per task, under controls and on other splits; means over seeds
-with intervals over seeds and episodes (vla_rl/intervals.py); of each run the curve, the seconds and the command.
+with intervals over seeds and episodes (sims/numbers/statistics.py); of each run the curve, the seconds and the command.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 
 import yaml
 
+from sims.numbers.statistics import seeds_interval
 from vla_rl.bench.record import Row, row, write_record
-from vla_rl.intervals import seeds_interval
 from vla_rl.runs.metrics import read_metrics
 
 ROOT = Path(__file__).parents[1]

@@ -23,8 +23,8 @@ from typing import Any, get_args
 from sims.adapters.libero import PRO_SUFFIX, PUBLISHED, Suite
 from sims.errors import UserError
 from sims.install import interpreter
+from sims.numbers.statistics import wilson_interval
 from vla_rl.bench.record import Row, row, write_record
-from vla_rl.intervals import wilson_interval
 
 STANDARD = {suite: 90 if suite == "libero_90" else 10 for suite in get_args(Suite)}
 SUITES = (*STANDARD, *(suite + suffix for suite in PUBLISHED for suffix in PRO_SUFFIX.values()))

@@ -106,9 +106,9 @@ class TimedSAC(SAC):
         self.timed.updates += gradient_steps
 
 
-def mean_return(act: Act, episodes: int = 10) -> float:
+def mean_return(act: Act) -> float:
     env, returns = gymnasium.make(TASK), []
-    for seed in range(episodes):
+    for seed in range(10):
         state, _ = env.reset(seed=seed)
         total, done = 0.0, False
         while not done:

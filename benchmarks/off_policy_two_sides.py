@@ -81,7 +81,7 @@ class TwoSides(ReachEnv):
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
         super().reset(env_ids, start=start)
-        for env, state in zip(range(self.spec.num_envs) if env_ids is None else env_ids, start, strict=True):
+        for env, state in zip(self.spec.ids(env_ids), start, strict=True):
             side = 1.0 if state.seed % 2 else -1.0
             self.squares[env] = torch.tensor([-0.6 * side, 0.0])
             self.squares[env, self.task[env]] *= -1

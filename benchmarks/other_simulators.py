@@ -6,7 +6,7 @@
 A case is a configuration in configs/ and what is changed in it. Runs ``vla-rl train`` once per case and seed (a run
 that was interrupted is resumed, a finished one is only read) and writes benchmarks/results/other_simulators.json:
 success on held-out starts of imitation, after PPO, of the exploring policy after it, and of the deployed one with blank
-images, means over seeds with intervals over seeds and episodes (vla_rl/intervals.py); control steps and hours of
+images, means over seeds with intervals over seeds and episodes (sims/numbers/statistics.py); control steps and hours of
 reinforcement learning; of each run the curve and the command. Cases that were measured before and are not named are
 kept. ``--longer`` adds the control: each run's demonstrations cloned for four times the updates, without reinforcement,
 evaluated on the same starts.

@@ -16,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from tests.real_robot.abusive_clients import TOKEN, dial, paced, resident
 from vla_rl.bench.record import Row, row, write_record
@@ -41,10 +42,6 @@ def start_server(ready: Path) -> subprocess.Popen[bytes]:
 def start_clients(port: int, kind: str, count: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "tests.real_robot.abusive_clients", str(port), kind, str(count)]
     return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE)
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[int(share * len(values))]
 
 
 def measure(frames: int) -> list[Row]:
@@ -73,8 +70,8 @@ def measure(frames: int) -> list[Row]:
                 process.terminate()
                 process.wait(timeout=20)
     rows = [
-        row(f"latency p{100 * share:.0f}, {where}", 1000.0 * percentile(values, share), "ms", requests=len(values))
-        for where, values in (("alone", alone), ("among the crowd", among))
+        row(f"latency p{100 * share:.0f}, {where}", 1e3 * float(np.quantile(times, share)), "ms", requests=len(times))
+        for where, times in (("alone", alone), ("among the crowd", among))
         for share in (0.5, 0.99)
     ]
     rows[-1] |= {"ratio": rows[-1]["value"] / rows[1]["value"], "against": "latency p99, alone"}

@@ -32,6 +32,7 @@ from policies.bundle import load_bundle, read_bundle_info
 from real_robot.robot_file import load_robot
 from real_robot.ros.commands import policy_spec
 from real_robot.ros.fake_arm.cameras import DETAIL
+from sims.numbers.statistics import wilson_interval
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.tabletop.scene import CONTROL_HZ
@@ -39,7 +40,6 @@ from sims.tabletop.tasks.registry import TASKS
 from sims.vector_env import StartState, VectorEnv
 from tests.ros.cell import ROOT, Cell
 from vla_rl.bench.record import Row, row, write_record
-from vla_rl.intervals import wilson_interval
 from vla_rl.runners.evaluate import PolicyActor, run_episodes
 
 if TYPE_CHECKING:

@@ -93,17 +93,15 @@ def stages(records: Sequence[Mapping[str, Any]], micro_batches: int = 1024) -> S
     )
 
 
-def iteration_s(
-    stages: Stages, placement: Placement, collectors: int, learners: int, laws: Laws, *, rounds: int = ROUNDS
-) -> float:
-    """Mean seconds of an iteration, over ``rounds`` after the first two."""
+def iteration_s(stages: Stages, placement: Placement, collectors: int, learners: int, laws: Laws) -> float:
+    """Mean seconds of an iteration, over ROUNDS after the first two."""
     rng = np.random.default_rng(0)
-    drawn = rng.integers(len(stages.step), size=(rounds, collectors))  # each collector's rollout is one that was seen
+    drawn = rng.integers(len(stages.step), size=(ROUNDS, collectors))  # each collector's rollout is one that was seen
     step, infer = laws.collect(stages.step[drawn], collectors), laws.collect(stages.infer[drawn], collectors)
     # Two halves: each piece of one overlaps a piece of the other, but for the first.
     longer = np.maximum(step, infer)
     rollout = longer + np.minimum(step, infer) / 2 if placement == "pipelined" else step + infer
-    of_learner = rng.integers(len(stages.learn), size=rounds)
+    of_learner = rng.integers(len(stages.learn), size=ROUNDS)
     learn = laws.learn(stages.learn[of_learner], learners, stages.micro_batches)
     sync = stages.sync[of_learner]
     return float(np.diff(ends(rollout, learn + sync, overlapped=placement == "disaggregated")[1:]).mean())

@@ -29,12 +29,12 @@ from typing import Any
 from episodes.files import write_json
 from policies.bundle import load_bundle
 from policies.policy import Policy
+from sims.numbers.statistics import seeds_interval
 from sims.registry import evaluation_starts, make_env
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.bench.record import write_record
 from vla_rl.config.experiment import Experiment, FromBundle
 from vla_rl.config.loader import load_config, save_config
-from vla_rl.intervals import seeds_interval
 from vla_rl.runners.evaluate import evaluate_policy
 from vla_rl.runners.imagination import compare_success
 from vla_rl.runners.train import train

@@ -70,7 +70,7 @@ class RecordedEnv(EnvWrapper):
         self._steps = _StepBuffer(env.spec)
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
-        ids = range(self.spec.num_envs) if env_ids is None else env_ids
+        ids = self.spec.ids(env_ids)
         self.commit(ids)
         self.env.reset(env_ids, start=start)
         for env_id, state in zip(ids, start, strict=True):
@@ -86,7 +86,7 @@ class RecordedEnv(EnvWrapper):
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
         obs = self.env.observe(env_ids)
-        ids = range(self.spec.num_envs) if env_ids is None else env_ids
+        ids = self.spec.ids(env_ids)
         images, state = obs.images.cpu().numpy(), obs.state.cpu().numpy()
         for i, env_id in enumerate(ids):
             self._unfinished[env_id].observe(int(self._steps.count[env_id]), images[i], state[i], obs.instruction[i])
@@ -100,7 +100,7 @@ class RecordedEnv(EnvWrapper):
 
     def commit(self, env_ids: Sequence[int] | None = None) -> None:
         """Commit the ended episodes of these environments (default: all)."""
-        ids = range(self.spec.num_envs) if env_ids is None else env_ids
+        ids = self.spec.ids(env_ids)
         ended = [env_id for env_id in ids if self._steps.ended(env_id)]
         # one at a time through a generator: an episode holds a second copy of its frames
         self.recorded += len(self.store.add_all(filter(self.keep, map(self._take_episode, ended))))

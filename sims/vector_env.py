@@ -139,6 +139,10 @@ class EnvSpec:
     can_capture: bool = True
     action_delay: int = 0
 
+    def ids(self, env_ids: Sequence[int] | None) -> list[int]:
+        """``env_ids``; all in order where they are None."""
+        return list(range(self.num_envs)) if env_ids is None else [int(env_id) for env_id in env_ids]
+
 
 @runtime_checkable
 class VectorEnv(Protocol):

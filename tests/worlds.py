@@ -34,7 +34,7 @@ class ChainEnv:
         self.observed: list[int] = []
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
-        ids = range(self.spec.num_envs) if env_ids is None else env_ids
+        ids = self.spec.ids(env_ids)
         for env_id, state in zip(ids, start, strict=True):
             self.starts[env_id] = state
             values = (state.seed % (self.length - 1), 0, 0, 0) if state.snapshot is None else state.snapshot
@@ -56,7 +56,7 @@ class ChainEnv:
         )  # fmt: skip
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
-        ids = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
+        ids = self.spec.ids(env_ids)
         self.observed.append(len(ids))
         return Observation(
             images=torch.zeros(len(ids), 1, 4, 4, 3, dtype=torch.uint8),
@@ -67,7 +67,7 @@ class ChainEnv:
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
         if not self.spec.can_capture:
             raise CannotCapture("chain: this environment was made with can_capture=False")
-        ids = range(self.spec.num_envs) if env_ids is None else env_ids
+        ids = self.spec.ids(env_ids)
         return tuple(
             StartState(
                 task=self.starts[env_id].task,
@@ -116,7 +116,7 @@ class PointEnv:
 
     @crossing("starts")
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
-        ids = range(self.spec.num_envs) if env_ids is None else env_ids
+        ids = self.spec.ids(env_ids)
         for env_id, state in zip(ids, start, strict=True):
             self.starts[env_id] = state
             generator = np.random.default_rng((state.seed, state.task))
@@ -169,7 +169,7 @@ class PointEnv:
         return Observation(images=image[:, None], state=self.point[ids], instruction=self.instructions[self.task[ids]])
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
-        ids = range(self.spec.num_envs) if env_ids is None else env_ids
+        ids = self.spec.ids(env_ids)
         return tuple(
             StartState(
                 task=self.starts[env_id].task,

@@ -92,7 +92,7 @@ class ImaginedEnv:
 
     @crossing("starts")
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
-        ids = self._ids(env_ids)
+        ids = self.spec.ids(env_ids)
         if len(ids) != len(start):
             raise ValueError(f"reset: {len(ids)} environments but {len(start)} start states; give one for each")
         new = [(i, state) for i, state in zip(ids, start, strict=True) if state.snapshot is None]
@@ -131,7 +131,7 @@ class ImaginedEnv:
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
         """Snapshots hold an environment's whole state, frames included."""
         states = []
-        for i in self._ids(env_ids):
+        for i in self.spec.ids(env_ids):
             start = self._started[i]
             if start is None:
                 raise RuntimeError(f"capture: environment {i} was never reset")
@@ -233,7 +233,7 @@ class ImaginedEnv:
     @crossing("outcomes")
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
         """Decodes these environments; runs the world model only for those that stopped where no reward was due."""
-        ids = self._ids(env_ids)
+        ids = self.spec.ids(env_ids)
         unknown = [i for i in ids if self._predicted[i] is None and self._state.num_pending[i] > 0]
         if unknown:
             self._predict(torch.tensor(unknown).to(self.model.device))
@@ -250,6 +250,3 @@ class ImaginedEnv:
 
     def close(self) -> None:
         """Nothing to release."""
-
-    def _ids(self, env_ids: Sequence[int] | None) -> list[int]:
-        return list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)

@@ -87,7 +87,7 @@ class IsaacLabEnv:
         )
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
-        env_ids = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
+        env_ids = self.spec.ids(env_ids)
         if any(state.snapshot is not None for state in start):
             raise CannotCapture(_NO_CAPTURE)
         groups = [[env_id] for env_id in env_ids] if self.config.reset_each_env else [env_ids]

@@ -21,8 +21,8 @@ from sims.adapters.maniskill import (
     single_spec,
 )
 from sims.subproc.single_env import seed32
-from sims.subproc.vector_env import SubprocVectorEnv
-from sims.vector_env import EnvSpec, Observation, StartState, Step, VectorEnv, encode_instructions
+from sims.subproc.vector_env import SubprocVectorEnv, vector_spec
+from sims.vector_env import Observation, StartState, Step, VectorEnv, encode_instructions
 
 
 def make_maniskill(config: ManiSkillConfig) -> VectorEnv:
@@ -46,19 +46,7 @@ class ManiSkillGPU:
         self._low, self._high = (torch.tensor(bound, dtype=torch.float32, device=self.device) for bound in (low, high))
         observation, _ = self._env.reset(seed=0)
         single = single_spec(config, self._env, observation)
-        self.spec = EnvSpec(
-            name=single.name,
-            num_envs=config.num_envs,
-            action_dim=single.action_dim,
-            state_dim=single.state_dim,
-            cameras=single.cameras,
-            image_size=single.image_size,
-            control_hz=single.control_hz,
-            max_steps=single.max_steps,
-            tasks=single.tasks,
-            device=self.device,
-            fingerprint=dict(single.fingerprint) | {"backend": config.backend},
-        )
+        self.spec = vector_spec(single, config.num_envs, self.device, backend=config.backend)
         self._instruction = encode_instructions(single.tasks).to(self.device)
         self._finished = FinishedEnvs(config.num_envs, max_steps=single.max_steps, device=self.device)
         self._starts = [StartState(task=0, seed=0)] * config.num_envs
@@ -67,7 +55,7 @@ class ManiSkillGPU:
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
         """One by one by default, because ManiSkill draws a batch's starts from its first environment's seed."""
-        ids = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
+        ids = self.spec.ids(env_ids)
         index = torch.tensor(ids, device=self.device)
         seeds = [seed32(state.seed) % 2**31 for state in start]
         together = 1 if self.config.reset_each_env else max(1, len(ids))
@@ -117,7 +105,7 @@ class ManiSkillGPU:
         return obs if env_ids is None else obs[list(env_ids)]
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
-        ids = range(self.spec.num_envs) if env_ids is None else env_ids
+        ids = self.spec.ids(env_ids)
         captured = torch.cat([self._finished.captured(), self._state.float()], dim=1).cpu().numpy()
         return tuple(
             StartState(

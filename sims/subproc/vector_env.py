@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ class SubprocVectorEnv:
         assert self._group.memory is not None
         self._memory = self._group.memory
         single = self._memory.spec
-        self.spec = _vector_spec(single, n)
+        self.spec = vector_spec(single, n, torch.device("cpu"))
         self._task_instructions = encode_instructions(single.tasks)
         self._demonstrates = self._group.workers[0].demonstrates  # a worker that replaces it has not said so at once
         self._starts = [StartState(task=0, seed=0)] * n
@@ -70,7 +71,7 @@ class SubprocVectorEnv:
         return self._group.server.pid
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
-        waiting = dict(zip(self._ids(env_ids), start, strict=True))
+        waiting = dict(zip(self.spec.ids(env_ids), start, strict=True))
         for env_id, state in waiting.items():
             self._write_start(env_id, state)
         while waiting:
@@ -106,12 +107,12 @@ class SubprocVectorEnv:
         self._steps_since_observation = 0
         slots = self._slots
         if slots.common is None:
-            self._update_images(self._ids(env_ids))
+            self._update_images(self.spec.ids(env_ids))
         if env_ids is None and slots.common is not None:
             images, state = slots.lend_or_copy(slots.common), self._memory.state.copy()
             instruction = self._instructions
         else:
-            ids = self._ids(env_ids)
+            ids = self.spec.ids(env_ids)
             images, state, instruction = slots.copy_of(ids), self._memory.state[ids], self._instructions[ids]
             failed = ~slots.current[ids]
             images[failed], state[failed] = 0, 0
@@ -125,7 +126,7 @@ class SubprocVectorEnv:
                 seed=self._starts[env_id].seed,
                 snapshot=self._memory.actions[env_id, : self._memory.elapsed[env_id]].copy(),
             )
-            for env_id in self._ids(env_ids)
+            for env_id in self.spec.ids(env_ids)
         )
 
     def expert(self, *, noise: float, seed: int) -> PoolExpert:
@@ -156,9 +157,6 @@ class SubprocVectorEnv:
         if outdated:
             slot = self._slots.free()
             self._slots.written(self._ask(outdated, "observe", slot=slot), slot)
-
-    def _ids(self, env_ids: Sequence[int] | None) -> list[int]:
-        return self._all_ids if env_ids is None else [int(env_id) for env_id in env_ids]
 
     def _running(self) -> list[int]:
         """Environments whose episode has not finished."""
@@ -226,17 +224,8 @@ class PoolExpert:
         return (action + self.noise * noise).clamp(-1.0, 1.0)
 
 
-def _vector_spec(single: SingleSpec, num_envs: int) -> EnvSpec:
-    return EnvSpec(
-        name=single.name,
-        num_envs=num_envs,
-        action_dim=single.action_dim,
-        state_dim=single.state_dim,
-        cameras=single.cameras,
-        image_size=single.image_size,
-        control_hz=single.control_hz,
-        max_steps=single.max_steps,
-        tasks=single.tasks,
-        device=torch.device("cpu"),
-        fingerprint=dict(single.fingerprint),
-    )
+def vector_spec(single: SingleSpec, num_envs: int, device: torch.device, **fingerprint: str) -> EnvSpec:
+    """Of ``num_envs`` such environments on ``device``; ``fingerprint``: what is added to that of one."""
+    fields = {field.name: getattr(single, field.name) for field in dataclasses.fields(single)}
+    fields["fingerprint"] = {**single.fingerprint, **fingerprint}
+    return EnvSpec(**fields, num_envs=num_envs, device=device)

@@ -124,7 +124,7 @@ class TabletopEnv:
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
         """Start environment ``env_ids[i]`` at ``start[i]``; ``start[i].task`` is an index into ``spec.tasks``."""
-        ids = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
+        ids = self.spec.ids(env_ids)
         if len(ids) != len(start):
             raise ValueError(f"reset: {len(ids)} environments but {len(start)} start states; give one for each")
         if not ids:
@@ -166,7 +166,7 @@ class TabletopEnv:
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
         """Snapshots: [physics state, and what ``_memory`` lists]."""
         states = []
-        for env_id in range(self.spec.num_envs) if env_ids is None else env_ids:
+        for env_id in self.spec.ids(env_ids):
             start = self._starts[env_id]
             if start is None:
                 raise RuntimeError(f"capture: environment {env_id} was never reset")
@@ -289,7 +289,7 @@ class TabletopEnv:
         fingers = scene.fingers * constant((1.0, -1.0), scene.fingers)
         orientation = end_effector_orientation(scene.rotation.double()).float()
         state, instruction = torch.cat([scene.end_effector, orientation, fingers], dim=1), self._instruction
-        ids = list(range(len(state))) if env_ids is None else list(env_ids)
+        ids = self.spec.ids(env_ids)
         if env_ids is not None:
             state, instruction = state[ids], instruction[ids]
         if self.spec.cameras:

@@ -40,7 +40,7 @@ class CountingEnv:
         return success, ~success & ((self.count >= seed) | (self.count >= self.spec.max_steps))
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
-        for env_id, state in zip(range(self.spec.num_envs) if env_ids is None else env_ids, start, strict=True):
+        for env_id, state in zip(self.spec.ids(env_ids), start, strict=True):
             self.starts[env_id], self.count[env_id] = state, 0
 
     def step(self, action: Tensor) -> Step:
@@ -55,7 +55,7 @@ class CountingEnv:
         )  # fmt: skip
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
-        ids = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
+        ids = self.spec.ids(env_ids)
         seed = torch.tensor([self.starts[env_id].seed for env_id in ids])
         self._images[: len(ids), 0] = self.count[ids].to(torch.uint8)[:, None, None, None]
         self._images[: len(ids), 1] = seed.to(torch.uint8)[:, None, None, None]

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from sims.adapters.libero import LiberoConfig
 from sims.errors import UserError
+from sims.numbers.statistics import wilson_interval
 from sims.registry import score_table
-from vla_rl.intervals import wilson_interval
 from vla_rl.report.table import print_evaluation
 from vla_rl.runners.evaluate import evaluate_path, join_suites
 

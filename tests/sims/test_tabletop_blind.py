@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from benchmarks.blind_controls import constant, demonstrate, instruction_blind, limits, replayed, starts, state_only
+from sims.numbers.statistics import wilson_interval
 from sims.tabletop.tasks.registry import TASKS
-from vla_rl.intervals import wilson_interval
 
 EPISODES = 20
 # Down, down and forward, down and sideways: with the gripper closed and open.

@@ -4,10 +4,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sims.numbers.statistics import wilson_interval
 from vla_rl.algorithms.advantages import group_advantage
 from vla_rl.algorithms.log_ratio import approximate_kl
 from vla_rl.algorithms.surrogate import clipped_surrogate
-from vla_rl.intervals import wilson_interval
 
 rewards = st.lists(st.lists(st.floats(-10, 10, width=32), min_size=4, max_size=4), min_size=1, max_size=6)
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from sims.numbers.statistics import seeds_interval, wilson_interval
 from sims.starts import StartSequence
 from sims.vector_env import Observation, StartState
 from tests.worlds import PointEnv
 from vla_rl.config.controls import CONTROLS, Control
-from vla_rl.intervals import seeds_interval, wilson_interval
 from vla_rl.runners.controls import make_change, why_not
 from vla_rl.runners.evaluate import run_episodes
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from sims.numbers.statistics import THRESHOLD_LIMITS
 from tests import dot_episodes
 from world_models.data.clip_sampler import ClipSampler
 from world_models.evaluation.action_sequences import recorded_sequences, startable, swapped_sequences
 from world_models.evaluation.evaluate import WorldModelEvaluation
 from world_models.evaluation.imagined_success import imagined_success, set_thresholds
 from world_models.evaluation.open_loop import LOST_M, MOVED_M, open_loop_errors
-from world_models.statistics import THRESHOLD_LIMITS
 from world_models.world_model import WorldModelError
 
 

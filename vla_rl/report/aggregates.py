@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_rl.intervals import interquartile_interval, interquartile_mean
+from sims.numbers.statistics import interquartile_interval, interquartile_mean
 from vla_rl.report.compute import ComputeFit, compute_fit
 from vla_rl.report.run_data import Rate, RunData, per_task
 from vla_rl.runs.result import RESULT_FILE

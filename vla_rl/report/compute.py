@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sims.numbers.statistics import bootstrap_interval
 from vla_rl.report.run_data import RunData
 
 FEWEST_POINTS, FEWEST_RUNS = 6, 3
@@ -100,10 +101,10 @@ def compute_fit(runs: Sequence[RunData]) -> ComputeFit | None:
     for _ in range(DRAWS if len(curves) >= FEWEST_RUNS else 0):
         chosen = np.concatenate([curves[i] for i in rng.integers(len(curves), size=len(curves))])
         drawn.append(fit_sigmoid(chosen[:, 0], chosen[:, 1]).asymptote)
-    low, high = np.quantile(drawn, [0.025, 0.975]) if drawn else (0.0, 1.0)
+    low, high = bootstrap_interval(np.array(drawn)) if drawn else (0.0, 1.0)
     return ComputeFit(
         curve=fit_sigmoid(every[:, 0], every[:, 1]),
-        interval=(float(low), float(high)),
+        interval=(low, high),
         known=float(known),
         refused=_refusal(len(curves), high - low),
     )

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
+from sims.numbers.statistics import auc
 from vla_rl.rewards.calibration import calibration_error, reliability
 from vla_rl.rewards.classifier import SuccessClassifier
 from vla_rl.rewards.declared import ScoredEpisode, episode_rates, rate, scored_episodes
 from vla_rl.rewards.fit import probabilities
 from vla_rl.rewards.labels import NEVER, LabeledEpisodes
-from world_models.statistics import auc
 
 
 def assess(model: SuccessClassifier, recorded: LabeledEpisodes, index: Int[np.ndarray, " N"]) -> dict[str, Any]:

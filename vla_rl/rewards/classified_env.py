@@ -35,7 +35,7 @@ class ClassifiedEnv(ObservedEnv):
     # -- episodes --------------------------------------------------------------------------------------------------
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
-        ids = self.ids(env_ids)
+        ids = self.spec.ids(env_ids)
         states = self.begin(ids, start)
         self.detector.begin(ids)
         self._declared[ids] = False
@@ -59,7 +59,7 @@ class ClassifiedEnv(ObservedEnv):
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
         """Snapshots hold the environment's own one and the counts of the detector."""
-        ids = self.ids(env_ids)
+        ids = self.spec.ids(env_ids)
         moving = [env_id for env_id in ids if env_id not in self._held]
         captured = dict(zip(moving, self.env.capture(moving), strict=True)) if moving else {}
         return tuple(self._pack(env_id, self._held.get(env_id) or captured[env_id]) for env_id in ids)

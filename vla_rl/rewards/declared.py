@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from vla_rl.intervals import wilson_interval
+from sims.numbers.statistics import wilson_interval
 from vla_rl.rewards.classifier import SuccessClassifierConfig
 from vla_rl.rewards.labels import NEVER, LabeledEpisodes
 

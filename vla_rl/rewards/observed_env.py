@@ -44,7 +44,7 @@ class ObservedEnv(EnvWrapper):
         return seen, running
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
-        ids = self.ids(env_ids)
+        ids = self.spec.ids(env_ids)
         unseen = [env_id for env_id in ids if env_id not in self._seen]
         if len(unseen) == len(ids):
             return self.env.observe(None if env_ids is None else ids)
@@ -63,9 +63,6 @@ class ObservedEnv(EnvWrapper):
     def _moved(self, env_ids: Iterable[int]) -> None:
         for env_id in env_ids:
             self._seen.pop(env_id, None)
-
-    def ids(self, env_ids: Sequence[int] | None) -> list[int]:
-        return list(range(self.spec.num_envs)) if env_ids is None else [int(env_id) for env_id in env_ids]
 
 
 def _rows(obs: Observation) -> list[Observation]:

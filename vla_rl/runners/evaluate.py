@@ -21,6 +21,7 @@ from sims.devices.env_on_device import on_device
 from sims.errors import UserError
 from sims.numbers.finite import check_finite, check_observation
 from sims.numbers.seeding import spawn_seed
+from sims.numbers.statistics import wilson_interval
 from sims.registry import (
     SimulatorConfig,
     evaluation_starts,
@@ -36,7 +37,6 @@ from vla_rl.config.controls import Control
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.heartbeat import beat
-from vla_rl.intervals import wilson_interval
 from vla_rl.rollouts.collector import put
 from vla_rl.runners.controls import make_change, why_not
 from vla_rl.runs.progress import progress

@@ -28,11 +28,11 @@ from policies.device import CPU, Device, make_generator
 from policies.policy import Policy, RobotSpec
 from sims.devices.env_on_device import on_device
 from sims.numbers.seeding import spawn_seed
+from sims.numbers.statistics import wilson_interval
 from sims.starts import StartSequence
 from sims.vector_env import EnvSpec, Observation, StartState, VectorEnv
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.config.imagination import EvaluationThresholds, ImaginationConfig, WorldModelConfig
-from vla_rl.intervals import wilson_interval
 from vla_rl.runners.evaluate import Actor, PolicyActor, run_episodes, validate
 from vla_rl.runners.imitation import clone, cloned_from
 from vla_rl.runners.observe_every import ObserveEvery

@@ -26,7 +26,7 @@ class ObserveEvery(EnvWrapper):
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
         self.env.reset(env_ids, start=start)
-        begun = list(range(self.spec.num_envs) if env_ids is None else env_ids)
+        begun = self.spec.ids(env_ids)
         self._running[begun], self._steps[begun] = True, 0
 
     def step(self, action: Tensor) -> Step:

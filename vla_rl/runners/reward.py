@@ -241,7 +241,7 @@ class WatchedEnv(EnvWrapper):
         self._start: dict[int, StartState] = {}
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
-        ids = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
+        ids = self.spec.ids(env_ids)
         self.env.reset(ids, start=start)
         self._detector.begin(ids)
         self._running[ids] = True

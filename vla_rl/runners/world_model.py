@@ -20,7 +20,6 @@ from sims.registry import EnvConfig, object_locator
 from sims.vector_env import EnvSpec, VectorEnv
 from vla_rl.config.imagination import WorldModelConfig
 from vla_rl.config.loader import flat_settings
-from vla_rl.intervals import wilson_interval
 from vla_rl.runners.checks import check_tasks
 from vla_rl.runners.fit import note_fitted_to, run_fit
 from vla_rl.runners.world_model_videos import write_evaluation_videos
@@ -309,9 +308,6 @@ def evaluate_world_model(
     evaluation = WorldModelEvaluation(reward_model=fitted.reward_model, clips=clips, reward_every=every, seed=seed)
     parting = make_parting(fitted, stores, sim=sim, seed=seed)
     report = evaluation.report(fitted.dynamics, env=env, no_action=no_action, locate=parting.locate)
-    hallucinated, sequences = report["hallucinated_success"], report["swapped_sequences"]
-    if hallucinated is not None:
-        report["hallucinated_success_interval"] = wilson_interval(round(hallucinated * sequences), sequences)
     compared = write_evaluation_videos(
         fitted, clips, directory / "videos", env=env, parting=parting, reward_every=every, seed=seed
     )

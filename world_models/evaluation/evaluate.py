@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from sims.devices.crossing import crossing
+from sims.numbers.statistics import auc, auc_interval, length_matched_auc, mean_interval, wilson_interval
 from sims.registry import ObjectLocator
 from sims.vector_env import VectorEnv
 from world_models.data.clip import first_history
@@ -34,7 +35,6 @@ from world_models.evaluation.imagined_success import ImaginedOutcomes, Picture, 
 from world_models.evaluation.open_loop import frames_per_second, open_loop_errors
 from world_models.models.flow_model import FlowWorldModel
 from world_models.reward_model import RewardModel
-from world_models.statistics import auc, auc_interval, length_matched_auc, mean_interval
 
 ERRORS = ("psnr", "copy_psnr", "object_error_m", "copy_object_error_m")
 
@@ -68,11 +68,13 @@ class WorldModelEvaluation:
         if env is not None:
             success = true_success(env, self.clips, sequences).tolist()
             failing = [sequence for sequence, succeeded in zip(sequences, success, strict=True) if not succeeded]
+        rate, count = self._rate(model, failing), len(failing)
         hallucinated = {
-            "hallucinated_success": self._rate(model, failing),
+            "hallucinated_success": rate,
+            "hallucinated_success_interval": None if rate is None else wilson_interval(round(rate * count), count),
             "frozen_picture_hallucinated_success": self._rate(model, failing, picture="first"),
             "no_action_hallucinated_success": self._rate(no_action, failing),
-            "swapped_sequences": len(failing),
+            "swapped_sequences": count,
         }
         rng = np.random.default_rng(self.seed)
         with crossing("evaluation"):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from policies.device import make_generator
 from sims.devices.crossing import crossing
+from sims.numbers.statistics import THRESHOLD_LIMITS, threshold_exceeded_by
 from world_models.data.clip import Clip, first_history
 from world_models.data.clip_sampler import ClipSampler
 from world_models.evaluation.action_sequences import (
@@ -24,7 +25,6 @@ from world_models.evaluation.action_sequences import (
 )
 from world_models.models.flow_model import FlowWorldModel
 from world_models.reward_model import RewardModel
-from world_models.statistics import THRESHOLD_LIMITS, threshold_exceeded_by
 
 BATCH = 64  # sequences at a time
 

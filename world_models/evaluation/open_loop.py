@@ -13,12 +13,12 @@ from torch import Tensor
 
 from policies.device import make_generator
 from sims.devices.crossing import crossing
+from sims.numbers.statistics import mean_interval
 from sims.registry import ObjectLocator
 from sims.vector_env import decode_instructions
 from world_models.data.clip import Clip, first_history
 from world_models.data.clip_sampler import ClipSampler
 from world_models.models.flow_model import FlowWorldModel
-from world_models.statistics import mean_interval
 from world_models.world_model import History
 
 Images = UInt8[Tensor, "B cameras height width 3"]

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from policies.device import default_generator, make_generator, restore_generator
 from sims.devices.crossing import crossing, read_numbers
+from sims.numbers.statistics import auc, best_threshold, limit_threshold
 from world_models.data.clip import FAILED, RUNNING, SUCCESS, Clip, RecordedObservations, first_history
 from world_models.data.clip_sampler import ClipSampler
 from world_models.models.flow_model import FlowWorldModel
 from world_models.reward_model import Features, RewardModel, RewardModelConfig
-from world_models.statistics import auc, best_threshold, limit_threshold
 from world_models.training.optimization import Optimization
 from world_models.world_model import WorldModelError
 

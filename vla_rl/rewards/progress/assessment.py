@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float, Int
 
 from sims.devices.crossing import crossing
+from sims.numbers.statistics import auc
 from vla_rl.rewards.declared import rate
 from vla_rl.rewards.labels import LabeledEpisodes
 from vla_rl.rewards.progress.env import Progress
-from world_models.statistics import auc
 
 LOW_SUCCESS = 0.1  # quantile of the successes' last progress that a failure must stay below
 AT_ONCE = 256  # observations

@@ -68,7 +68,7 @@ class ProgressEnv(ObservedEnv):
         self._known: Float[Tensor, " N"] = torch.zeros(n)  # progress when it was last known
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
-        ids = self.ids(env_ids)
+        ids = self.spec.ids(env_ids)
         states = self.begin(ids, start)
         self._elapsed[ids] = 0
         if new := [env_id for env_id, (kept, _) in zip(ids, states, strict=True) if kept is None]:
@@ -80,7 +80,7 @@ class ProgressEnv(ObservedEnv):
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
         """Snapshots hold the environment's own one and what is known of the progress."""
-        ids = self.ids(env_ids)
+        ids = self.spec.ids(env_ids)
         captured = zip(ids, self.env.capture(ids), strict=True)
         return tuple(packed(inner, [float(part[env_id]) for part in self._kept()]) for env_id, inner in captured)
 

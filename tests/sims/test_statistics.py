@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from world_models.statistics import (
+from sims.numbers.statistics import (
     THRESHOLD_LIMITS,
     auc,
     best_threshold,
