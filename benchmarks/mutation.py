@@ -196,8 +196,8 @@ FAULTS = (
     Fault(
         name="action not unnormalized",
         file=POLICY_FILE,
-        old="return self.normalizer.unnormalize_action(x_0).clamp(-1, 1)",
-        new="return x_0.clamp(-1, 1)",
+        old="return self.normalizer.unnormalize_action(x_0)",
+        new="return x_0",
         tests=(POLICIES, EVERY_POLICY),
     ),
     Fault(

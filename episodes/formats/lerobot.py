@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import io
-import json
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from episodes.formats.recording import Recording
+from episodes.formats.recording import Recording, json_object
 from episodes.schema import EpisodeError
 
 ACTIONS = ("action", "actions")  # the second in physical-intelligence/libero
@@ -36,10 +35,12 @@ def is_lerobot(path: Path) -> bool:
 def read_lerobot(root: Path) -> Iterator[Recording]:
     """Every episode in order. Raises EpisodeError where a file is missing or of another version."""
     path = root / "meta" / "info.json"
-    info = _json_object(path.read_bytes(), f"{path}")
+    info = json_object(path.read_bytes(), f"{path}")
     version = str(info.get("codebase_version", ""))
     if not version.startswith(("v2.", "v3.")):
         raise EpisodeError(f"{root}: LeRobot version {version!r}; 2.x and 3.0 can be read")
+    if missing := [key for key in ("fps", "features", "data_path") if key not in info]:
+        raise EpisodeError(f"{path} has no {', '.join(missing)}; download the data set again")
     packed = version.startswith("v3.")
     data_set = _DataSet(root=root, info=info, tasks=_tasks(root, packed=packed), packed=packed)
     yield from map(data_set.recording, _episodes(root, packed=packed))
@@ -66,6 +67,10 @@ class _DataSet:
                 f"there are {', '.join(table)}"
             )
         rows = np.flatnonzero(np.asarray(table["episode_index"]) == number).tolist()
+        if not rows:
+            raise EpisodeError(f"{self.root.name}: episode {number} has no rows; download the data set again")
+        if "timestamp" in table:
+            self._check_times(number, [float(np.asarray(table["timestamp"][row]).item()) for row in rows])
         kinds = {key: feature["dtype"] for key, feature in self.info["features"].items()}
         features = {key: kind for key, kind in kinds.items() if key in table or kind == "video"}
 
@@ -90,6 +95,17 @@ class _DataSet:
             instruction=self._instruction(episode, table, rows[0]),
             control_hz=float(self.info["fps"]),
         )
+
+    def _check_times(self, number: int, seconds: list[float]) -> None:
+        """EpisodeError where rows are not one control step apart: images are read by their number."""
+        steps = np.array(seconds) * self.info["fps"]
+        wrong = np.flatnonzero(np.abs(steps - np.arange(len(steps))) > 0.5)
+        if len(wrong):
+            raise EpisodeError(
+                f"{self.root.name}: episode {number}: row {wrong[0]} is of {seconds[wrong[0]]:g} s, expected is "
+                f"{wrong[0] / self.info['fps']:g} s at {self.info['fps']} steps per second: rows that were dropped, or "
+                "another rate, cannot be imported"
+            )
 
     def _instruction(self, episode: dict[str, Any], table: dict[str, Any], row: int) -> str | None:
         named = episode.get("tasks")
@@ -141,17 +157,7 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise EpisodeError(f"{path} is missing, so the LeRobot data set is not complete")
     lines = enumerate(path.read_bytes().split(b"\n"), start=1)
-    return [_json_object(line, f"{path}, line {number}") for number, line in lines if line.strip()]
-
-
-def _json_object(text: bytes, where: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text.decode())
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise EpisodeError(f"{where} is not a JSON object but {text[:60]!r}; download the data set again")
-    return found
+    return [json_object(line, f"{path}, line {number}") for number, line in lines if line.strip()]
 
 
 @functools.lru_cache(maxsize=1)  # in 3.0 the next episode is mostly in the same file

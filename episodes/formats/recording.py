@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float64
@@ -82,3 +83,14 @@ class Recording:
         if len(array) != len(self.action):
             raise EpisodeError(f"{self.name}: {key!r} has {len(array)} steps for {len(self.action)} actions")
         return array
+
+
+def json_object(text: bytes, where: str) -> dict[str, Any]:
+    """Raises EpisodeError where ``text`` is none."""
+    try:
+        found = json.loads(text.decode())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise EpisodeError(f"{where} is not a JSON object but {text[:60]!r}; download the data set again")
+    return found

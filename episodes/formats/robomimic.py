@@ -10,14 +10,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from episodes.formats.recording import Recording
+from episodes.formats.recording import Recording, json_object
 from episodes.schema import EpisodeError
 
 OUTCOMES = ("rewards", "dones")  # about the state after each action
@@ -62,12 +61,13 @@ def open_hdf5(path: Path, mode: Literal["r", "x"] = "r") -> Any:
 
 def _recording(name: str, demo: Any, instruction: str | None, control_hz: float | None) -> Recording:
     outcomes = tuple(key for key in OUTCOMES if key in demo)
+    has_final = "next_obs" in demo and set(demo["obs"]) <= set(demo["next_obs"])
     return Recording(
         name=name,
         read=lambda key: np.asarray(demo[key] if key in outcomes else demo["obs"][key]),
         keys=(*demo["obs"], *outcomes),
         outcomes=outcomes,
-        final=(lambda key: np.asarray(demo["next_obs"][key][-1])) if "next_obs" in demo else None,
+        final=(lambda key: np.asarray(demo["next_obs"][key][-1])) if has_final else None,
         action=np.asarray(demo["actions"], dtype=np.float64),
         reward=np.asarray(demo["rewards"], dtype=np.float64) if "rewards" in demo else None,
         instruction=instruction,
@@ -81,4 +81,6 @@ def _number(name: str) -> int:
 
 
 def _json(group: Any, name: str) -> dict[str, Any]:
-    return json.loads(group.attrs[name]) if name in group.attrs else {}
+    if name not in group.attrs:
+        return {}
+    return json_object(str(group.attrs[name]).encode(), f"{group.file.filename}: {name} of {group.name}")

@@ -50,11 +50,14 @@ class Convention:
             )
 
     def check_cameras(self, cameras: tuple[str, ...]) -> None:
-        """UserError where a camera is chosen that is not one of the robot's ``cameras``."""
+        """UserError where the robot has no ``cameras``, and where one is chosen that is not among them."""
+        if not cameras:
+            raise UserError("this policy needs a camera, and the robot or simulator has none: choose another policy")
         unknown = sorted(set(self.cameras) - set(cameras))
         if unknown:
-            known = ", ".join(cameras) or "none"
-            raise UserError(f"policy.convention.cameras: the robot has no camera {unknown[0]!r}; it has {known}")
+            raise UserError(
+                f"policy.convention.cameras: the robot has no camera {unknown[0]!r}; it has {', '.join(cameras)}"
+            )
 
     def observe(self, obs: Observation, cameras: tuple[str, ...]) -> Observation:
         """``cameras``: names of the images of ``obs``."""

@@ -108,6 +108,8 @@ class _TokenizersJson:
         from tokenizers import Tokenizer
 
         self._model = Tokenizer.from_str(data.decode())
+        self._model.no_padding()  # a file keeps the padding and truncation that it was last used with
+        self._model.no_truncation()
         probe = self._model.encode("a")
         self.bos = probe.ids[0] if probe.special_tokens_mask[:1] == [1] else None  # what the post_processor puts first
 

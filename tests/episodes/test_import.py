@@ -403,3 +403,56 @@ def test_files_of_other_formats_and_incomplete_ones_are_refused(tmp_path: Path) 
     (root / "videos/observation.images.top/chunk-000/file-000.mp4").unlink()
     with pytest.raises(EpisodeError, match=r"file-000.mp4 is missing"):
         imported(root, tmp_path, cameras=TOP, **PIXELS)
+
+
+def with_times(root: Path, dropped: set[int]) -> Path:
+    """Rows have their times; ``dropped``: rows of episode 0 that are missing, though the video has their frames."""
+    path = root / "data/chunk-000/file-000.parquet"
+    table = columns(0, 1)
+    table["timestamp"] = [step / 10 for count in STEPS for step in range(count)]
+    kept = [row for row in range(sum(STEPS)) if row not in dropped]
+    write_parquet(path, {key: [values[row] for row in kept] for key, values in table.items()})
+    return root
+
+
+def test_rows_that_are_not_a_control_step_apart_are_refused(tmp_path: Path) -> None:
+    check(
+        imported(with_times(lerobot_3(tmp_path / "whole"), set()), tmp_path, cameras=TOP, **PIXELS), "top", tolerance=6
+    )
+    root = with_times(lerobot_3(tmp_path / "thinned"), {1, 2})
+    with pytest.raises(EpisodeError, match=r"episode 0: row 1 is of 0.3 s, expected is 0.1 s at 10 steps per second"):
+        imported(root, tmp_path / "other", cameras=TOP, **PIXELS)
+    root = with_times(lerobot_3(tmp_path / "half"), set(range(STEPS[0])))
+    with pytest.raises(EpisodeError, match=r"episode 0 has no rows; download"):
+        imported(root, tmp_path / "other", cameras=TOP, **PIXELS)
+
+
+@pytest.mark.parametrize("key", ["fps", "features", "data_path"])
+def test_what_info_json_lacks_is_named(tmp_path: Path, key: str) -> None:
+    root = lerobot_3(tmp_path / "pusht")
+    found = json.loads((root / "meta/info.json").read_text())
+    del found[key]
+    (root / "meta/info.json").write_text(json.dumps(found))
+    with pytest.raises(EpisodeError, match=rf"info.json has no {key}; download"):
+        imported(root, tmp_path, cameras=TOP, **PIXELS)
+
+
+def test_a_final_observation_without_its_images_is_none(tmp_path: Path) -> None:
+    whole, damaged = (robomimic(tmp_path / f"{name}.hdf5", next_obs=True) for name in ("whole", "damaged"))
+    with h5py.File(damaged, "a") as file:
+        for demo in file["data"].values():
+            del demo["next_obs/agentview_image"]
+    mapping = {"cameras": {"a": "agentview_image"}, "state": ("robot0_eef_pos",), "instruction": "lift"}
+    counts = [
+        [len(episode.observation_steps) for episode in imported(path, tmp_path / path.stem, **mapping)]
+        for path in (whole, damaged)
+    ]
+    assert counts[0] == [count + 1 for count in counts[1]]
+
+
+def test_damaged_arguments_of_robomimic_are_named(tmp_path: Path) -> None:
+    path = robomimic(tmp_path / "lift.hdf5")
+    with h5py.File(path, "a") as file:
+        file["data"].attrs["env_args"] = "{broken"
+    with pytest.raises(EpisodeError, match=r"lift.hdf5: env_args of /data is not a JSON object"):
+        imported(path, tmp_path, state=("robot0_eef_pos",), instruction="lift")

@@ -16,10 +16,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from policies.bundle import load_bundle
 from policies.pretrained.checkpoint import CheckpointError
 from policies.pretrained.scales import ScaleConfig, read_statistics, scale_of
+from policies.pretrained.tokenizer import PromptTokenizer
+from sims.errors import UserError
 from tests.policies.pretrained.golden import read_golden
 from vla_rl.cli.main import main
 from vla_rl.config.loader import load_config
 from vla_rl.config.published import Published
+from vla_rl.runners.convert import read_published
 
 sentencepiece = pytest.importorskip("sentencepiece")
 CONFIGS = Path(__file__).parents[2] / "configs" / "published"
@@ -31,8 +34,8 @@ TINY = [
 ]
 RANDOM = np.random.RandomState(0)
 STATISTICS = {
-    "mean": RANDOM.standard_normal(8),
-    "std": RANDOM.rand(8),
+    "mean": 0.3 * RANDOM.standard_normal(8),
+    "std": 0.5 * RANDOM.rand(8),
     "q01": -1 - RANDOM.rand(8),
     "q99": 1 + RANDOM.rand(8),
 }
@@ -94,6 +97,16 @@ def test_the_first_token_of_a_tokenizer_json(tmp_path: Path, capsys: Any, adds_b
         convert("pi0_libero.yaml", tmp_path / "checkpoint", tmp_path / "bundle")
     assert stopped.value.code == 2 and "begins a sequence (BOS)" in capsys.readouterr().err
     assert not (tmp_path / "bundle").exists()
+
+
+def test_padding_and_truncation_that_a_tokenizer_json_was_saved_with_are_left_out() -> None:
+    saved = Tokenizer(models.WordLevel({"<pad>": 0, "pick": 3, "up": 4, "cube": 5, "?": 6}, unk_token="?"))
+    saved.pre_tokenizer = pre_tokenizers.Whitespace()
+    saved.enable_padding(length=8, pad_id=0, pad_token="<pad>")
+    saved.enable_truncation(2)
+    tokenizer = PromptTokenizer()
+    tokenizer.load(saved.to_str().encode())
+    assert tokenizer.ids("pick up cube") == [3, 4, 5]
 
 
 def test_a_partial_checkpoint_is_an_input_error(tmp_path: Path, capsys: Any) -> None:
@@ -202,3 +215,45 @@ def test_statistics_of_another_form_are_an_input_error(tmp_path: Path, capsys: A
     error = capsys.readouterr().err
     assert stopped.value.code == 2 and message in error and str(tmp_path / "stats.json") in error
     assert not (tmp_path / "bundle").exists()
+
+
+UNITS = {
+    "diffusion_pusht": {
+        "observation.state": {"min": [13.5, 32.9], "max": [496.1, 510.9]},
+        "action": {"min": [12.0, 25.0], "max": [511.0, 511.0]},
+    },
+    "smolvla_base": {
+        "observation.state": {"mean": [0, 50, 60, 55, -5, 12], "std": [30, 40, 35, 25, 40, 15]},
+        "action": {"mean": [0, 50, 60, 55, -5, 12], "std": [30, 40, 35, 25, 40, 15]},
+    },
+}
+
+
+def action_scale(name: str, folder: Path, *changes: str) -> Any:
+    """Of the configuration ``name`` with the data set's statistics."""
+    (folder / "stats.json").write_text(json.dumps(UNITS[name]))
+    save_file({"none": torch.zeros(1)}, folder / "model.safetensors")
+    (folder / "tokenizer.json").write_bytes(b"{}")
+    published = load_config(Published, CONFIGS / f"{name}.yaml", changes)
+    return read_published(published, folder, published.robot.spec()).action
+
+
+def test_actions_in_pixels_and_degrees_become_those_of_a_robot(tmp_path: Path) -> None:
+    pixels = action_scale("diffusion_pusht", tmp_path)
+    assert pixels.center.tolist() == pytest.approx([261.5 / 256 - 1, 268 / 256 - 1])
+    assert pixels.scale.tolist() == pytest.approx([249.5 / 256, 243 / 256])
+    degrees = action_scale("smolvla_base", tmp_path)
+    assert degrees.center.tolist() == pytest.approx([0, 50 / 180, 60 / 180, 55 / 180, -5 / 180, 12 / 180])
+
+
+def test_actions_that_would_be_clipped_are_refused(tmp_path: Path) -> None:
+    unscaled = ("--robot.action_low", "[-1.0]", "--robot.action_high", "[1.0]")
+    for name, reach in (("diffusion_pusht", "511"), ("smolvla_base", "95")):
+        with pytest.raises(UserError, match=rf"stats.json, actions: .* reach {reach}, .* give robot.action_low"):
+            action_scale(name, tmp_path, *unscaled)
+    with pytest.raises(UserError, match=r"must be -1 and 1 where policy.convention has relative_actions"):
+        action_scale("smolvla_base", tmp_path, "--policy.convention.relative_actions", "2")
+    with pytest.raises(UserError, match=r"robot.action_low has 2 numbers for 6 action dimensions: give one, or 6"):
+        action_scale("smolvla_base", tmp_path, "--robot.action_low", "[0.0, 1.0]")
+    with pytest.raises(UserError, match=r"must be above action_low"):
+        action_scale("smolvla_base", tmp_path, "--robot.action_low", "[180.0]")

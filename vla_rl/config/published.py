@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from policies.policy import RobotSpec
@@ -11,13 +12,38 @@ from policies.registry import DEFAULT_POLICY, PolicyConfig
 
 @dataclass(frozen=True, kw_only=True)
 class RobotSection:
-    """The robot that actions are for; the simulator's own, where the policy is to be trained in one."""
+    """The robot that actions are for; the simulator's own, where the policy is to be trained in one.
+
+    ``action_low``, ``action_high``: actions of the data set that become -1 and 1; one number, or one per dimension.
+    """
 
     action_dim: int = 7
     state_dim: int = 8
     cameras: tuple[str, ...] = ("agentview", "robot0_eye_in_hand")
     image_size: tuple[int, int] = (224, 224)
     control_hz: float = 20.0
+    action_low: tuple[float, ...] = (-1.0,)
+    action_high: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        for name, limits in (("action_low", self.action_low), ("action_high", self.action_high)):
+            if len(limits) not in (1, self.action_dim):
+                raise ValueError(
+                    f"robot.{name} has {len(limits)} numbers for {self.action_dim} action dimensions: give one, or "
+                    f"{self.action_dim}"
+                )
+        low, high = self.action_limits()
+        if not all(math.isfinite(b - a) and b > a for a, b in zip(low, high, strict=True)):
+            raise ValueError(
+                f"robot.action_high {list(high)} must be above action_low {list(low)} in every dimension, both finite"
+            )
+
+    def action_limits(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Low and high of each dimension."""
+        low, high = (
+            limits * self.action_dim if len(limits) == 1 else limits for limits in (self.action_low, self.action_high)
+        )
+        return low, high
 
     def spec(self) -> RobotSpec:
         return RobotSpec(

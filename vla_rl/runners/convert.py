@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from policies.bundle import Provenance, save_bundle
 from policies.policy import RobotSpec
 from policies.pretrained.checkpoint import (
@@ -13,10 +15,13 @@ from policies.pretrained.checkpoint import (
     TakesPublishedWeights,
     read_checkpoint,
 )
+from policies.pretrained.convention import Convention
 from policies.pretrained.scales import Statistics, read_statistics, scale_of
 from policies.registry import build_policy
 from sims.errors import UserError
 from vla_rl.config.published import Published
+
+WITHIN = 1.5  # actions in [-1, 1] have a |mean| + std of at most 2 ** 0.5
 
 
 def convert(published: Published, checkpoint: Path, out: Path) -> list[str]:
@@ -49,7 +54,7 @@ def read_published(published: Published, checkpoint: Path, robot: RobotSpec) -> 
     return PublishedWeights(
         tensors=read_checkpoint(checkpoint),
         state=_scale(state, published, robot.state_dim, f"{statistics}, state"),
-        action=_scale(action, published, robot.action_dim, f"{statistics}, actions"),
+        action=_action_scale(action, published, f"{statistics}, actions"),
         tokenizer=b"" if published.tokenizer is None else _read(folder / published.tokenizer),
         source=str(checkpoint),
     )
@@ -57,6 +62,28 @@ def read_published(published: Published, checkpoint: Path, robot: RobotSpec) -> 
 
 def _scale(statistics: Statistics, published: Published, dims: int, source: str) -> Scale:
     return scale_of(statistics, published.scale, dims, source=source)
+
+
+def _action_scale(statistics: Statistics, published: Published, source: str) -> Scale:
+    """To the robot's units, [-1, 1]. UserError where the data set's are others and nothing says so."""
+    low, high = map(torch.tensor, published.robot.action_limits())
+    scale = _scale(statistics, published, published.robot.action_dim, source)
+    convention: Convention = published.policy.convention  # of every published policy
+    if bool((low != -1).any() or (high != 1).any()):
+        if convention.relative_actions or convention.gripper != "as_is":
+            raise UserError(
+                "robot.action_low and action_high must be -1 and 1 where policy.convention has relative_actions or a "
+                "gripper: these are in the robot's units"
+            )
+        half = (high - low) / 2
+        scale = Scale(center=(scale.center - low) / half - 1, scale=scale.scale / half)
+    reach = (scale.center.abs() + scale.scale)[convention.relative_actions :]
+    if bool((reach > WITHIN).any()):
+        raise UserError(
+            f"{source}: the data set's actions reach {reach.max().item():.3g}, but a robot is sent what is in [-1, 1], "
+            "and the rest would be clipped: give robot.action_low and robot.action_high, which become -1 and 1"
+        )
+    return scale
 
 
 def _read(path: Path) -> bytes:

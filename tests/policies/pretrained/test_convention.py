@@ -55,6 +55,8 @@ def test_cameras_are_chosen_in_order_and_rotated() -> None:
 
 @pytest.mark.parametrize("config", [PI0, OPENVLA, DIFFUSION_POLICY], ids=lambda config: config.name)
 def test_a_camera_that_the_robot_does_not_have_is_refused(config: Any) -> None:
+    with pytest.raises(UserError, match="needs a camera, and the robot or simulator has none"):
+        build_policy(config, replace(ROBOT, cameras=()))
     with pytest.raises(UserError, match=r"convention.cameras: the robot has no camera 'nope'; it has front"):
         build_policy(replace(config, convention=Convention(cameras=("front", "nope"))), ROBOT)
 
