@@ -48,6 +48,13 @@ def test_a_chunk_is_acted_by_the_weights_of_so_many_chunks_before(tmp_path: Path
 
 
 @pytest.mark.usefixtures("one_thread")
+def test_a_run_without_validation_episodes_is_not_validated(tmp_path: Path) -> None:
+    wanted = experiment(replace(PPO, rollout_shards=1, iterations=2))
+    run_to_end(tmp_path, replace(wanted, evaluation=replace(wanted.evaluation, validation_episodes=0)))
+    assert [row["iteration"] for row in numbers(tmp_path) if "validation" not in row] == [0, 1]
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(("algorithm", "shards"), [(PPO, 2), (OFF_POLICY, 2), (OFF_POLICY, 1)])
 def test_a_run_in_one_process_goes_on_exactly(tmp_path: Path, algorithm: AlgorithmConfig, shards: int) -> None:
     """Interrupted where rollouts by older weights are asked for, in the warm-up with noise that is drawn already."""

@@ -24,14 +24,17 @@ from tests.vla_rl.test_imitation import SMALL, demonstrations
 from tests.world_models.test_imagined_env import actions
 from tests.world_models.test_imagined_env import make as imagined_env
 from tests.worlds import PointEnv
-from vla_rl.algorithms.algorithm import Algorithm
+from vla_rl.algorithms.algorithm import Algorithm, Metrics
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.config.experiment import EvaluationConfig, Experiment
+from vla_rl.rollouts.ahead import make_ahead
+from vla_rl.rollouts.collector import Collector
+from vla_rl.rollouts.experience import Experience
 from vla_rl.runners import reinforce as runner
 from vla_rl.runners.imitation import Cloned, clone
-from vla_rl.runners.replay import replay
+from vla_rl.runners.replay import repeat_update, replay
 from vla_rl.runs.checkpoint import CheckpointError, latest_checkpoint, load_checkpoint, load_tree, save_tree
 from vla_rl.runs.failures import FailureLog
 from vla_rl.runs.run_dir import open_run
@@ -171,6 +174,26 @@ def test_the_run_stops_with_the_name_and_resumes_exactly(
     last = latest_checkpoint(halfway / "checkpoints")
     assert last is not None and load_checkpoint(last)["iteration"] == 1
     assert weights(reinforce(halfway)) == weights(undisturbed / "bundle")
+
+
+def test_the_update_of_a_stale_batch_is_repeated_with_the_weights_of_its_chunks() -> None:
+    env = PointEnv(num_envs=4)
+    torch.manual_seed(0)
+    policy = GaussianPolicy(GaussianPolicyConfig(action_horizon=2), RobotSpec.of(env.spec))
+    config = PPOConfig(iterations=3, chunks=4, critic_warmup=0, staleness=1, update=UPDATE)
+    algorithm = PPO(config, policy, env, seed=0, make_rollouts=make_ahead(Collector, 1))
+
+    def spoil(found: tuple[Experience, Metrics]) -> tuple[Experience, Metrics]:
+        weight = found[0].behavior_weight
+        assert weight is not None
+        return dataclasses.replace(found[0], behavior_weight=torch.full_like(weight, VALUES["nan"])), found[1]
+
+    patch(algorithm.update, "_decouple", spoil)
+    algorithm.iterate()
+    with pytest.raises(NotFinite, match="behavior_weight is nan") as stopped:
+        algorithm.iterate()
+    record = {"batch": stopped.value.batch, "update": stopped.value.update}
+    assert repeat_update(algorithm.update, algorithm.collector.collect(1), record) == str(stopped.value)
 
 
 def test_a_folder_is_not_what_is_replayed(tmp_path: Path) -> None:

@@ -414,6 +414,16 @@ def test_what_does_not_fit_is_refused(store: Path) -> None:
     chosen = dataclasses.replace(SMALL, best_of=BestOfConfig(), demonstration_share=0.0)
     with pytest.raises(UserError, match=r"acts without noise.*initial_noise above 0"):
         OffPolicy(chosen, without_noise, env, seed=0)
+    with_noise = build_policy(CONFIGS["denoising"], RobotSpec.of(env.spec))
+    residual_with_encoder = residual_on(with_noise, dataclasses.replace(TD3, encoder=ENCODER))
+    for policy, frozen, part in (
+        (with_noise, ("encoder", "expert"), "actor"),
+        (with_noise, ("critic",), "critic"),
+        (residual_with_encoder, ("residual",), "actor"),
+    ):
+        one = BestOfConfig() if policy is with_noise else None
+        with pytest.raises(UserError, match=f"frozen leaves the {part} nothing to train, got {', '.join(frozen)}"):
+            OffPolicy(dataclasses.replace(chosen, best_of=one, frozen=frozen), policy, env, seed=0)
     with pytest.raises(UserError, match=r"best_of trains the policy itself: leave start.residual out"):
         OffPolicy(chosen, residual_on(plain, TD3), env, seed=0)
     with pytest.raises(UserError, match=r"set algorithm.best_of: {}"):

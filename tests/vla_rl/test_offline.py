@@ -33,6 +33,7 @@ from vla_rl.algorithms.off_policy_settings import (
     IQLConfig,
     OffPolicyConfig,
     RecapConfig,
+    RecordedUpdatesConfig,
 )
 from vla_rl.algorithms.offline_losses import (
     cloning_weights,
@@ -310,6 +311,15 @@ def test_what_does_not_fit_is_refused(store: Path) -> None:
         OffPolicyConfig(recap=RecapConfig(), best_of=BestOfConfig())
     with pytest.raises(ValueError, match=r"set algorithm.offline_iterations"):
         OffPolicyConfig(gate=GateConfig())
+    never = r"critic_warmup must be below the {} updates of .* never trained .* got {}"
+    with pytest.raises(ValueError, match=never.format(500, 500)):
+        RecordedUpdatesConfig(steps=500)
+    with pytest.raises(ValueError, match=never.format(501, 500)):  # the actor's turn is every second update
+        RecordedUpdatesConfig(steps=501)
+    assert RecordedUpdatesConfig(steps=502).critic_warmup == 500
+    with pytest.raises(ValueError, match=never.format(12, 12)):
+        dataclasses.replace(SMALL, iterations=2, critic_warmup=12)
+    assert dataclasses.replace(SMALL, iterations=3, critic_warmup=12).all_offline_updates == 12
     made = learner("iql", store)
     with pytest.raises(UserError, match=r"offline_iterations is not 0.*give algorithm.stores"):
         OffPolicy(dataclasses.replace(made.config, stores=()), made.policy, ReachEnv(num_envs=2), seed=0)

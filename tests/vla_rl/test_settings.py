@@ -144,6 +144,13 @@ def test_a_setting_of_a_fit_that_cannot_act_is_refused(tmp_path: Path, setting: 
         config(tmp_path, f"imagination: {{model: {{{setting}}}}}")
 
 
+def test_imagination_in_a_simulator_needs_validation_episodes(tmp_path: Path) -> None:
+    text = "imagination: {}\nevaluation: {validation_episodes: 0}\n"
+    with pytest.raises(ConfigError, match=r"best policy by evaluation\.validation_episodes, got 0"):
+        config(tmp_path, text)
+    assert config(tmp_path, text + "sim: {name: none}\n").imagination is not None
+
+
 def test_paths_are_relative_to_the_file_that_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "base.yaml").write_text("start: {store: demos, backbone: tabletop}\n")

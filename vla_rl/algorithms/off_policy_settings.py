@@ -152,6 +152,14 @@ class UpdatesConfig:
         if len(actors) > 1:
             raise ValueError(f"algorithm.{actors[0]} goes without algorithm.{actors[1]}: set one of them to null")
 
+    def check_updates(self, updates: int, setting: str) -> None:
+        """ValueError where so many updates, of ``setting``, never train the actor."""
+        if updates - updates % self.actor_every <= self.critic_warmup:
+            raise ValueError(
+                f"critic_warmup must be below the {updates} updates of {setting}, or the policy is never trained "
+                f"(actor_every {self.actor_every}), got {self.critic_warmup}"
+            )
+
     @property
     def clones(self) -> bool:
         """Whether the policy itself clones, weighted or not, and does not follow Q."""
@@ -174,6 +182,7 @@ class RecordedUpdatesConfig(UpdatesConfig):
         super().__post_init__()
         if self.best_of is not None:
             raise ValueError("off_policy.best_of chooses while it acts: set it to null where nothing is acted")
+        self.check_updates(self.steps, "off_policy.steps")
 
     @property
     def reads_actions(self) -> bool:
@@ -214,6 +223,8 @@ class OffPolicyConfig(AlgorithmConfig, UpdatesConfig):
             )
         if self.gate is not None and not self.offline_iterations:
             raise ValueError("algorithm.gate evaluates offline iterations: set algorithm.offline_iterations")
+        if 0 < self.iterations <= self.offline_iterations:
+            self.check_updates(self.iterations * self.offline_updates, "the offline iterations")
 
     def with_demonstrations(self, stores: Sequence[Path], *, folds: tuple[int, ...] | None = None) -> OffPolicyConfig:
         return replace(

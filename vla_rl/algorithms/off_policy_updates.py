@@ -17,6 +17,7 @@ from policies.device import make_generator, restore_generator, restore_optimizer
 from policies.policy import Policy
 from policies.residual.conditioned import conditioned
 from sims.devices.crossing import read_numbers
+from sims.errors import UserError
 from sims.numbers.finite import check_metrics
 from sims.numbers.seeding import spawn_seed
 from sims.tensor_dataclass import TensorDataclass
@@ -43,6 +44,9 @@ class OffPolicyUpdates(ABC):
         torch.manual_seed(spawn_seed(seed, "critic"))
         self.critics = Critics(config, policy)
         self.actor = Actor(config, policy)
+        for name, parameters in (("critic", self.critics.parameters), ("actor", self.actor.parameters)):
+            if not any(parameter.requires_grad for parameter in parameters):
+                raise UserError(f"algorithm.frozen leaves the {name} nothing to train, got {', '.join(config.frozen)}")
         self.generator = make_generator(policy.device, spawn_seed(seed, "updates"))
         self.updates = 0
 

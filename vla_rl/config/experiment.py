@@ -61,10 +61,11 @@ class FromBundle:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """Every ``validate_every`` iterations the deployed policy runs ``validation_episodes`` starts of their own stream;
-    the final figures come from ``episodes`` held-out starts that nothing before has used. ``seed``: of both streams;
-    null is the run's own, so that runs of several seeds are evaluated on different starts. ``control_episodes``: of
-    each control (docs/algorithms.md) and each other split of the simulator, for the final policy; 0: none."""
+    """Every ``validate_every`` iterations the deployed policy runs ``validation_episodes`` starts of their own stream
+    (0, of either: never); the final figures come from ``episodes`` held-out starts that nothing before has used.
+    ``seed``: of both streams; null is the run's own, so that runs of several seeds are evaluated on different starts.
+    ``control_episodes``: of each control (docs/algorithms.md) and each other split of the simulator, for the final
+    policy; 0: none."""
 
     episodes: PositiveInt = 200
     seed: Seed | None = None
@@ -72,6 +73,11 @@ class EvaluationConfig:
     validate_every: Count = 10
     videos_per_task: Count = 1
     control_episodes: Count = 0
+
+    @property
+    def validates(self) -> bool:
+        """Whether iterations in a simulator are validated."""
+        return self.validate_every > 0 and self.validation_episodes > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +126,8 @@ class Experiment:
             self.algorithm.check_num_envs(self.imagination.model.imagined_env.num_envs, setting)
             if self.algorithm.rollout_shards > 1 or self.algorithm.staleness or self.cluster is not None:
                 raise ValueError("imagination needs algorithm.rollout_shards 1, algorithm.staleness 0 and cluster null")
+            if not isinstance(self.sim, NoSimulatorConfig) and not self.evaluation.validation_episodes:
+                raise ValueError("imagination chooses the best policy by evaluation.validation_episodes, got 0")
             if not isinstance(self.reward, OutcomeConfig):
                 raise ValueError(
                     f"imagination needs reward outcome, got {self.reward.name}: imagined episodes have a reward model "

@@ -65,7 +65,7 @@ def reinforce(
         iterations = Iterations(algorithm, folder / run.checkpoints.name, experiment, failures)
         iterations.recorded = recorded
         iterations.restore()
-        if in_simulator and experiment.evaluation.validate_every:
+        if in_simulator and experiment.evaluation.validates:
             iterations.validate = partial(validation_metrics, algorithm, env, experiment)
         # The final evaluation does the same work as the first one did.
         afterwards = run.stages().get("evaluate_before", {}).get("wall_s") if in_simulator else None

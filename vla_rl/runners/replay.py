@@ -51,8 +51,9 @@ def _repeat(path: Path, record: dict[str, Any]) -> str:
 def repeat_update(update: ClippedUpdate, example: Experience, record: dict[str, Any]) -> str:
     """The message of the update that ``record`` holds, "" if it is finite. ``example``: experience of the same kind."""
     batch = record["batch"]
-    given: dict[str, Any] = {name: example.value for name in ("advantage", "value_target", "weight") if name in batch}
-    example = dataclasses.replace(example, **given)
+    filled: dict[str, Any] = dict.fromkeys(("advantage", "value_target", "weight"), example.value)
+    filled |= {"proximal_log_prob": example.log_prob, "behavior_weight": example.value[..., None]}
+    example = dataclasses.replace(example, **{name: value for name, value in filled.items() if name in batch})
     saved = iter([batch[name] for name, _ in named_tensors(example)])
     update.load_state_dict(record["update"]["state"])
     try:

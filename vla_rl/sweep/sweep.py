@@ -210,9 +210,7 @@ def _check_objective(config: SweepConfig, experiment: Experiment, spec: EnvSpec)
     if experiment.imagination is not None:
         raise UserError("a sweep needs imagination null: a run in a world model has no validation curve")
     evaluation, iterations = experiment.evaluation, experiment.algorithm.iterations
-    times = (
-        iterations // evaluation.validate_every if evaluation.validate_every and evaluation.validation_episodes else 0
-    )
+    times = iterations // evaluation.validate_every if evaluation.validates else 0
     if times < config.final_validations:
         raise UserError(
             f"a run is validated {times} times (evaluation.validate_every {evaluation.validate_every}, "
