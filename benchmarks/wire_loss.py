@@ -23,7 +23,6 @@ from policies.bundle import load_bundle, read_bundle_info
 from real_robot.control.chunk_scheduler import ChunkingConfig
 from real_robot.control.embodiment import Embodiment
 from real_robot.control.loop import Action, ControlLoop
-from real_robot.control.registry import build_embodiment
 from real_robot.control.trajectory import Trajectory
 from real_robot.images import fit_image
 from real_robot.robot_file import load_robot
@@ -170,6 +169,9 @@ class Server:
         age_s = self._rng.uniform(*IMAGE_AGE_S)
         return self._cell.images(size, age_s), self._cell.now_s - age_s
 
+    def taken_s(self) -> float:
+        return self._cell.now_s - max(IMAGE_AGE_S)
+
     def ask(self, request: ActRequest) -> None:
         actions, self._state = self._backend.act(request, self._state)
         chunk = Chunk(id=request.id, actions=actions, inference_s=INFERENCE_S)
@@ -197,7 +199,7 @@ def episode(cell: FakeCell, backend: PolicyBackend, setting: Setting, task: str,
     robot = load_robot(ROBOT)
     limits = robot.limits if setting.limited else unlimited(robot.limits)
     instruction = cell.begin(task, seed)
-    embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
+    embodiment = robot.embodiment()
     cell.run(0.1)
     policy: Immediate | RemotePolicy
     if setting.chunking is None:

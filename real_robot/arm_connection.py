@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
-from real_robot.control.human_source import Cameras
 from real_robot.control.loop import ControlLoop
-from real_robot.control.thread import ControlThread, JointSource
+from real_robot.control.protocols import Cameras, JointSource
+from real_robot.control.thread import ControlThread
 from real_robot.lerobot.arm import LeRobotArm, LeRobotConnection
 from real_robot.lerobot.devices import make_driver
 from real_robot.robot_file import Robot

@@ -13,7 +13,6 @@ from PIL import Image
 
 from real_robot.arm_connection import connected
 from real_robot.control.human_source import Leader
-from real_robot.control.registry import build_embodiment
 from real_robot.lerobot.devices import make_teleoperator
 from real_robot.lerobot.leader import LeRobotLeader
 from real_robot.robot_file import Robot, RobotError, read_robot
@@ -101,7 +100,7 @@ def teleop_session(robot: Robot, *, leader: str, **options: Any) -> Iterator[Tel
     ``options``: of TeleopSession. RobotError or ValueError if the robot or its leader cannot be used.
     """
     axes = robot.limits.axes
-    embodiment = build_embodiment(robot.control.embodiment, axes, robot.control.scales)
+    embodiment = robot.embodiment()
     if leader and robot.lerobot is not None:
         raise RobotError("--leader names a topic, which an arm without ROS has not; use the section 'leader'")
     with ExitStack() as stack:

@@ -26,8 +26,6 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from real_robot.control.loop import ControlLoop
-from real_robot.control.registry import build_embodiment
 from real_robot.control.stepped_source import SteppedSource
 from real_robot.control.thread import ControlThread
 from real_robot.images import observation_of
@@ -71,18 +69,12 @@ class RobotEnv:
     def __init__(self, config: RobotConfig) -> None:
         try:
             self._robot = robot = load_robot(config.file)
-            self._embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
+            self._embodiment = robot.embodiment()
             robot.check_delay(config.action_delay, config.control_hz)
             # one is being taken, and those of the lead are sent
             waiting = max(0, config.action_delay - round(robot.lead_steps(config.control_hz)) - 1)
             self._actions = SteppedSource(waiting=waiting)
-            loop = ControlLoop(
-                robot.limits,
-                control_hz=config.control_hz,
-                embodiment=self._embodiment,
-                source=self._actions,
-                lead_s=robot.lead_s,
-            )
+            loop = robot.control_loop(self._actions, self._embodiment, control_hz=config.control_hz)
         except (ValueError, OSError) as error:
             raise RobotError(str(error)) from error
         if not robot.ros.episode_node:

@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar, get_args
 
 from real_robot.calibration import Camera, load_calibration
 from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkingMethod
-from real_robot.control.embodiment import ActionScales
-from real_robot.control.loop import lead_in_steps
+from real_robot.control.embodiment import ActionScales, Embodiment
+from real_robot.control.loop import ActionSource, ControlLoop, lead_in_steps
 from real_robot.control.mobile_base import check_base
 from real_robot.control.registry import EMBODIMENTS
 from real_robot.control.scales import SCALE_KEYS, read_scales
@@ -168,6 +168,14 @@ class Robot:
         others = {name for controller in more for name in controller.joints}
         joints = [axis.name for axis in self.limits.axes if axis.name not in others]
         return Controller(joints=joints, command=ros.command, command_type=ros.command_type), *more
+
+    def embodiment(self) -> Embodiment:
+        """A new one: it remembers where its arm is sent. ValueError if the joints are not the embodiment's."""
+        return EMBODIMENTS[self.control.embodiment](self.limits.axes, self.control.scales)
+
+    def control_loop(self, source: ActionSource, embodiment: Embodiment, *, control_hz: float) -> ControlLoop:
+        """ValueError if the command rate is not a multiple of ``control_hz``."""
+        return ControlLoop(self.limits, control_hz=control_hz, embodiment=embodiment, source=source, lead_s=self.lead_s)
 
     @property
     def lead_s(self) -> float:

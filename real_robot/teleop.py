@@ -23,7 +23,6 @@ from jaxtyping import Float
 from real_robot.arm_connection import ArmConnection
 from real_robot.control.embodiment import Embodiment, JointSteps
 from real_robot.control.human_source import INPUT_AGE_S, HumanSource, Leader, action_towards, position_dimensions
-from real_robot.control.loop import ControlLoop
 from real_robot.recorder import Recorder
 from real_robot.robot_file import Robot
 
@@ -119,10 +118,7 @@ class TeleopSession:
         )  # fmt: skip
         device = leader or self._motion
         self._source = HumanSource(device, embodiment, connection.cameras, self._recorder, image_size=image_size)
-        loop = ControlLoop(
-            robot.limits, control_hz=control_hz, embodiment=embodiment, source=self._source, lead_s=robot.lead_s
-        )
-        self.control = connection.connect(loop)
+        self.control = connection.connect(robot.control_loop(self._source, embodiment, control_hz=control_hz))
         self.in_episode = False
 
     def resume(self) -> None:
@@ -153,9 +149,7 @@ class TeleopSession:
         """Brake to rest; record what was executed."""
         self.in_episode = False
         self.control.rest()
-        deadline = time.monotonic() + 5.0
-        while self.control.loop.live and time.monotonic() < deadline:
-            time.sleep(0.01)
+        self.control.wait_for_rest()
         measured = self._connection.joints.measure()
         if measured is not None:
             self._source.observe(measured)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
-from numpy.typing import NDArray
 
 from episodes.schema import HUMAN
 from real_robot.control.embodiment import Embodiment
 from real_robot.control.executed_steps import ExecutedSteps
 from real_robot.control.loop import Action
+from real_robot.control.protocols import Cameras, EpisodeLog
 from real_robot.safety.commands import Measurement
 from real_robot.safety.stopping import AxisLimits
 
@@ -36,22 +36,6 @@ class Leader(InputDevice, Protocol):
     problem: str
 
 
-@runtime_checkable
-class DemonstrationLog(Protocol):
-    """What records demonstrations: ``real_robot.recorder``. Both methods return at once."""
-
-    def observation(self, step: int, images: Mapping[str, NDArray[np.uint8]], state: NDArray[np.float32]) -> None: ...
-    def action(self, action: NDArray[np.float32], actor: int) -> None: ...
-
-
-@runtime_checkable
-class Cameras(Protocol):
-    """The newest image of every camera, and when the oldest of these was taken [s]; None while one is missing."""
-
-    def images(self, size: Sequence[int]) -> tuple[Mapping[str, NDArray[np.uint8]], float] | None: ...
-    def taken_s(self) -> float | None: ...
-
-
 def action_towards(embodiment: Embodiment, joints: Sequence[float], wanted: Sequence[float]) -> Float[np.ndarray, " A"]:
     """The action that leads an arm from ``joints`` to a leader's position ``wanted``."""
     return embodiment.achieved(np.zeros(embodiment.action_dim, dtype=np.float32), joints, wanted)
@@ -72,7 +56,7 @@ class HumanSource:
         device: InputDevice,
         embodiment: Embodiment,
         cameras: Cameras,
-        log: DemonstrationLog | None,
+        log: EpisodeLog | None,
         *,
         image_size: Sequence[int],
     ) -> None:

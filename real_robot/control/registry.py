@@ -13,7 +13,7 @@ from real_robot.control.panda_end_effector import PandaEndEffector
 from real_robot.safety.stopping import AxisLimits
 from sims.plugins import with_named_plugins
 
-# From the joints' limits and the scales of the robot file.
+# From the joints' limits and the scales of the robot file. ValueError if the joints are not the embodiment's.
 BUILT_IN: Mapping[str, Callable[[Sequence[AxisLimits], ActionScales], Embodiment]] = {
     "joint_positions": lambda axes, scales: JointPositions(scales.ranges),
     "joint_steps": lambda axes, scales: JointSteps(scales.ranges, scales.steps),
@@ -27,8 +27,3 @@ NEEDED_SCALES: Mapping[str, tuple[str, ...]] = {
 EMBODIMENTS: Mapping[str, Callable[[Sequence[AxisLimits], ActionScales], Embodiment]] = with_named_plugins(
     BUILT_IN, "vla_rl.embodiments"
 )
-
-
-def build_embodiment(name: str, axes: Sequence[AxisLimits], scales: ActionScales) -> Embodiment:
-    """ValueError if the joints are not the embodiment's."""
-    return EMBODIMENTS[name](axes, scales)

@@ -12,44 +12,18 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from real_robot.control.loop import ControlLoop
+from real_robot.control.protocols import CommandSink, JointSource
 from real_robot.priority import take_priority
-from real_robot.safety.commands import Measurement, PathPoint, SafeCommand
+from real_robot.safety.commands import Measurement
 
 # of the control thread; the rest of a node's process should have one that is lower
 PRIORITY = 70
 CHECK_EVERY_S = 0.05
 BRAKE_S = 10.0  # that braking may take
-
-
-@runtime_checkable
-class JointSource(Protocol):
-    """Joint measurements. ``problem``: why ``fresh`` was False."""
-
-    problem: str
-
-    def measure(self) -> Measurement | None:
-        """The newest measurement, None before the first."""
-        ...
-
-    def fresh(self, max_age_s: float) -> bool:
-        """Whether the joints were measured within ``max_age_s``."""
-        ...
-
-
-@runtime_checkable
-class CommandSink(Protocol):
-    """The controller."""
-
-    def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None: ...
-
-    def halt(self) -> None:
-        """Nothing is sent for some time: a controller that would keep the last velocity gets zero velocity."""
-        ...
 
 
 class Timings:
@@ -123,6 +97,12 @@ class ControlThread:
         """Brake to rest, then send nothing until ``start``: between episodes people or other nodes may move the arm."""
         with self.lock:
             self.loop.pause()
+
+    def wait_for_rest(self) -> None:
+        """Return when a stopped or paused arm is at rest and nothing is sent, after ``BRAKE_S`` at most."""
+        deadline_s = time.monotonic() + BRAKE_S
+        while self.loop.live and time.monotonic() < deadline_s:
+            time.sleep(0.005)
 
     def brake(self) -> None:
         """Brake to rest along the stop path, then end the thread. Returns when the commanded speed is zero.

@@ -19,8 +19,7 @@ from torch import Tensor
 from policies.policy import RobotSpec
 from real_robot.arm_connection import ArmConnection
 from real_robot.control.human_source import action_towards, position_dimensions
-from real_robot.control.loop import Action, ControlLoop
-from real_robot.control.registry import build_embodiment
+from real_robot.control.loop import Action
 from real_robot.control.stepped_source import SteppedSource
 from real_robot.images import observation_of
 from real_robot.robot_file import Robot, RobotError
@@ -28,7 +27,7 @@ from real_robot.safety.commands import Measurement
 from real_robot.waiting import wait_until_ready
 from sims.vector_env import CannotCapture, EnvSpec, Observation, StartState, Step
 
-READY_S = 10.0  # for the first joints and images, and for the arm to come to rest
+READY_S = 10.0  # for the first joints and images
 TAKEN_PERIODS = 4  # an action that is not taken within so many control periods is withdrawn
 SHOWN_S = 0.5  # for a picture of the arm at rest
 
@@ -61,14 +60,8 @@ class ArmEnv:
         self._actions = ExecutedActions()
         try:
             robot.check_delay(policy.action_delay, policy.control_hz)
-            self._embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
-            loop = ControlLoop(
-                robot.limits,
-                control_hz=policy.control_hz,
-                embodiment=self._embodiment,
-                source=self._actions,
-                lead_s=robot.lead_s,
-            )
+            self._embodiment = robot.embodiment()
+            loop = robot.control_loop(self._actions, self._embodiment, control_hz=policy.control_hz)
         except ValueError as error:
             raise RobotError(str(error)) from error
         cameras = tuple((robot.lerobot or robot.ros).cameras)
@@ -182,7 +175,7 @@ class ArmEnv:
 
     def release(self) -> None:
         """Undo a latched stop; the arm moves slowly at first. RobotError while what stopped it is still there."""
-        self._wait_for_rest()
+        self._control.wait_for_rest()
         try:
             if problem := self._connection.problem():
                 raise ValueError(problem)
@@ -197,15 +190,10 @@ class ArmEnv:
         """Brake, and take no actions until ``reset``: people may move the arm. Waits a little for a picture of that."""
         self._begun = False
         self._control.rest()
-        self._wait_for_rest()
+        self._control.wait_for_rest()
         self._taken.clear()
         rest_s, cameras = time.monotonic(), self._connection.cameras
         while (cameras.taken_s() or 0.0) < rest_s and time.monotonic() < rest_s + SHOWN_S:
-            time.sleep(0.005)
-
-    def _wait_for_rest(self) -> None:
-        asked_s = time.monotonic()
-        while self._control.loop.live and time.monotonic() < asked_s + READY_S:
             time.sleep(0.005)
 
     def executed(self, steps: int) -> list[Float32[np.ndarray, " A"] | None]:

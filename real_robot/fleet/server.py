@@ -31,7 +31,7 @@ def serving_fleet(folder: Path, *, address: Address, max_behind: int) -> Iterato
     access, audit = Access(port=origins.port), AuditLog(folder / "audit.jsonl")
     from real_robot.fleet.app import make_app
 
-    versions = PublishedVersions(folder)
+    versions = PublishedVersions(folder / "bundle")
     versions.newest()
     hub = Hub(versions, max_behind=max_behind)
     deliveries = Deliveries(folder / "episodes", folder / "incoming")

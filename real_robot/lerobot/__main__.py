@@ -12,8 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-from real_robot.control.loop import ControlLoop
-from real_robot.control.registry import build_embodiment
 from real_robot.lerobot.arm import LeRobotArm, LeRobotConnection
 from real_robot.lerobot.devices import make_driver
 from real_robot.robot_file import Robot, RobotError, read_robot
@@ -38,7 +36,7 @@ def run_episode(arm: LeRobotArm, robot: Robot, client: PolicyClient, *, instruct
     )
     hello = client.hello
     assert hello is not None
-    embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
+    embodiment = robot.embodiment()
     policy = RemotePolicy(
         hello,
         robot.chunking_for(action_delay=hello.action_delay, max_prefix=hello.max_prefix, control_hz=hello.control_hz),
@@ -47,9 +45,7 @@ def run_episode(arm: LeRobotArm, robot: Robot, client: PolicyClient, *, instruct
         cameras=arm,
         max_image_age_s=robot.control.max_image_age_s,
     )
-    loop = ControlLoop(
-        robot.limits, control_hz=hello.control_hz, embodiment=embodiment, source=policy, lead_s=robot.lead_s
-    )
+    loop = robot.control_loop(policy, embodiment, control_hz=hello.control_hz)
     control = LeRobotConnection(arm, after_tick=policy.request_chunk).connect(loop)
     client.bind(hello.fingerprint)
     policy.begin_episode(instruction)

@@ -63,7 +63,7 @@ class LeRobotArm(DeviceThread):
     def _missing(self) -> set[str]:
         return super()._missing() | (set(self._section.cameras.values()) - set(self._made.observation_features))
 
-    # -- JointSource, CommandSink, CameraSource --------------------------------------------------------------------
+    # -- JointSource, CommandSink, Cameras -------------------------------------------------------------------------
 
     def measure(self) -> Measurement | None:
         return self._measured

@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Float
 
 from real_robot.control.embodiment import Embodiment, JointPositions
-from real_robot.control.registry import build_embodiment
 from real_robot.lerobot.devices import JointUnits
 from real_robot.robot_file import LeRobotDevice, LeRobotJoint, Robot, RobotError
 
@@ -67,7 +66,7 @@ class EmbodimentActions:
     """Actions of the file's ``control.embodiment``: action_0, action_1, ..."""
 
     def __init__(self, robot: Robot) -> None:
-        self.embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
+        self.embodiment = robot.embodiment()
         self.names = [f"action_{dim}" for dim in range(self.embodiment.action_dim)]
 
     def action(self, values: Mapping[str, Any]) -> Float[np.ndarray, " A"]:

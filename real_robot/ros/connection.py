@@ -70,7 +70,7 @@ class EpisodeService:
 class RobotConnection:
     """Independent of any other use of ROS in the program. Services of the node ``name``: ~/stop, ~/release, ~/resume.
 
-    ``connect`` gives it the loop to drive; ``control`` and ``episodes`` are there from then on.
+    ``connect`` gives it the loop to drive; ``control`` is there from then on.
     """
 
     def __init__(

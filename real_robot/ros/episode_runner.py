@@ -13,8 +13,6 @@ from pathlib import Path
 from rclpy.node import Node
 
 from episodes.overlays import EpisodeOutcome
-from real_robot.control.loop import ControlLoop
-from real_robot.control.registry import build_embodiment
 from real_robot.control.thread import ControlThread
 from real_robot.recorder import Recorder
 from real_robot.robot_file import load_robot
@@ -162,7 +160,7 @@ class EpisodeRunner:
         robot = self.robot
         if missing := set(hello.cameras) ^ set(robot.ros.cameras):
             raise ValueError(f"policy and robot file disagree about the cameras {sorted(missing)}")
-        embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
+        embodiment = robot.embodiment()
         policy = RemotePolicy(
             hello,
             robot.chunking_for(
@@ -176,13 +174,7 @@ class EpisodeRunner:
         )
         if self._control is None:
             assert self._output is not None
-            loop = ControlLoop(
-                robot.limits,
-                control_hz=hello.control_hz,
-                embodiment=embodiment,
-                source=policy,
-                lead_s=robot.lead_s,
-            )
+            loop = robot.control_loop(policy, embodiment, control_hz=hello.control_hz)
             checks = [self._stops.problem, self._output.problem, self._threads_problem]
             self._control = ControlThread(loop, self._joints, self._output, after_tick=self._after_tick, checks=checks)
         elif self._policy is not None and self._policy.hello.control_hz != hello.control_hz:

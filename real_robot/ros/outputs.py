@@ -19,6 +19,7 @@ from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
 from real_robot.control.mobile_base import body_velocity
+from real_robot.control.protocols import CommandSink
 from real_robot.robot_file import RosSection
 from real_robot.ros.clock import offset_s
 from real_robot.ros.messages import ros_type
@@ -37,21 +38,11 @@ Motion = TypeVar("Motion", SafeCommand, PathPoint)
 
 
 @runtime_checkable
-class CommandOutput(Protocol):
-    """Publishes the command of every tick."""
-
-    def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
-        """``path``: the points to come, and the stop that follows if no further command arrives."""
-        ...
+class CommandOutput(CommandSink, Protocol):
+    """Publishes the command of every tick. At ``halt`` a position is held, and a trajectory ends in its stop."""
 
     def problem(self) -> str:
         """Why commands cannot be sent safely, or ""."""
-        ...
-
-    def halt(self) -> None:
-        """Nothing is sent for some time. A velocity would last, so zero is sent; a position is held, and a trajectory
-        ends in its stop.
-        """
         ...
 
     def close(self) -> None:

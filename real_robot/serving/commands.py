@@ -12,7 +12,6 @@ import os
 import secrets
 import sys
 import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from ssl import PROTOCOL_TLS_SERVER, SSLContext
@@ -21,13 +20,11 @@ from typing import get_args
 from policies.bundle import read_bundle_info
 from policies.device import Precision, select_device
 from real_robot.priority import take_priority
-from real_robot.serving.backends import ChunkBackend
-from real_robot.serving.published import PublishedVersions
 from real_robot.serving.registry import load_backend
 from real_robot.serving.runtimes import Runtime
 from real_robot.serving.server import ServerConfig, run_server
-from real_robot.serving.versions import BundleWatcher, Versions, open_versions
-from sims.errors import UserError, check_file, reason
+from real_robot.serving.versions import follow
+from sims.errors import UserError, check_file
 
 PRIORITY = 10
 
@@ -60,36 +57,11 @@ def serve(
     except (OSError, ValueError) as error:
         raise UserError(f"cannot serve: {error}") from error
     load = partial(load_backend, runtime=runtime, device=select_device(device, precision=precision))
-    versions, watcher = follow(bundle, load)
+    versions, watcher = follow(bundle, load, restore=False)
     print(f"{bundle}, {runtime}; token in {token_file}", file=sys.stderr, flush=True)
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(run_server(versions, config, ready))
     watcher.close()
-
-
-def follow(bundle: Path, load: Callable[[Path], ChunkBackend]) -> tuple[Versions, BundleWatcher]:
-    """The versions of ``bundle``. What is rolled back is kept beside it, if anything can be written there."""
-    place = Path(os.path.abspath(bundle))
-    try:
-        published = PublishedVersions(place.parent, bundle=place.name, restore=False)
-        newest = published.newest()
-    except OSError as error:
-        print(f"a restart forgets roll-backs: {error.filename}: {reason(error)}", file=sys.stderr)
-        versions = Versions(load(bundle))
-        return versions, BundleWatcher(versions, bundle, load)
-
-    def load_version(sha256: str) -> ChunkBackend:
-        """From the bundle itself where it is there: an ONNX export is beside it."""
-        return load(bundle if read_bundle_info(bundle).sha256 == sha256 else published.folder(sha256))
-
-    if (there := read_bundle_info(bundle).sha256) in published.rolled_back:
-        print(f"{bundle} is version {there[:12]}, which was rolled back: serving {newest[:12]}", file=sys.stderr)
-    versions = open_versions(published, load_version)
-
-    def load_newest(bundle: Path) -> ChunkBackend:
-        return load_version(published.newest(in_use=versions.kept))
-
-    return versions, BundleWatcher(versions, bundle, load_newest, tried=there)
 
 
 def default_token_file() -> Path:

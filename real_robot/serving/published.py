@@ -22,16 +22,17 @@ KEPT = 5  # bundles that were not rolled back; also the others are known by thei
 
 
 class PublishedVersions:
-    """What a learner publishes in ``folder``/bundle is kept in ``folder``/published, a folder for each. Thread-safe.
+    """What a learner publishes in the folder ``bundle`` is kept in ``published`` beside it (``published-NAME`` where
+    its name is not "bundle"), a folder for each. Thread-safe.
 
     ``order``: SHA-256 of all of them, the one published last at the end; ``rolled_back``: of those that failed.
-    ``bundle``: another name of the bundle, kept in ``folder``/published-NAME. ``restore``: after a roll-back the
-    version before is put there again.
+    ``restore``: after a roll-back the version before is put there again.
     """
 
-    def __init__(self, folder: Path, *, bundle: str = "bundle", restore: bool = True) -> None:
-        self._live, self._restore = folder / bundle, restore
-        self._kept = folder / ("published" if bundle == "bundle" else f"published-{bundle}")
+    def __init__(self, bundle: Path, *, restore: bool = True) -> None:
+        self._live, self._restore = Path(os.path.abspath(bundle)), restore
+        name = self._live.name
+        self._kept = self._live.with_name("published" if name == "bundle" else f"published-{name}")
         self._index, self._lock = self._kept / "versions.json", threading.Lock()
         self._kept.mkdir(parents=True, exist_ok=True)
         known = json.loads(self._index.read_text()) if self._index.exists() else {"order": [], "rolled_back": []}

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, UInt8
-from numpy.typing import NDArray
 
 from episodes.schema import POLICY
 from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkRequest, ChunkScheduler
 from real_robot.control.embodiment import Embodiment
 from real_robot.control.executed_steps import ExecutedSteps
 from real_robot.control.loop import Action
+from real_robot.control.protocols import Cameras, EpisodeLog
 from real_robot.safety.commands import Measurement
 from real_robot.serving.client import Answer
 from real_robot.serving.protocol import ActRequest, Hello
@@ -26,21 +25,6 @@ class ChunkClient(Protocol):
 
     def ask(self, request: ActRequest) -> None: ...
     def poll(self) -> Answer | None: ...
-
-
-@runtime_checkable
-class CameraSource(Protocol):
-    """The newest image of every camera and when it was taken [s, the loop's clock]; None while one is missing."""
-
-    def images(self, size: Sequence[int]) -> tuple[Mapping[str, NDArray[np.uint8]], float] | None: ...
-
-
-@runtime_checkable
-class EpisodeLog(Protocol):
-    """What records episodes: ``real_robot.recorder``. Both methods return at once."""
-
-    def observation(self, step: int, images: Mapping[str, NDArray[np.uint8]], state: NDArray[np.float32]) -> None: ...
-    def action(self, action: NDArray[np.float32], actor: int) -> None: ...
 
 
 @dataclass
@@ -65,7 +49,7 @@ class RemotePolicy:
         *,
         embodiment: Embodiment,
         client: ChunkClient,
-        cameras: CameraSource,
+        cameras: Cameras,
         max_image_age_s: float,
         log: EpisodeLog | None = None,
     ) -> None:

@@ -20,7 +20,7 @@ from policies.bundle import read_bundle_info
 from real_robot.serving.backends import ChunkBackend
 from real_robot.serving.protocol import EpisodeEnd
 from real_robot.serving.published import PublishedVersions
-from sims.errors import UserError
+from sims.errors import UserError, reason
 
 POLL_S = 1.0
 RETRY_S = 600.0  # the longest pause before a bundle that could not be loaded is tried again
@@ -225,7 +225,38 @@ class Versions:
         return Version(backend, deque(maxlen=self.rule.window))
 
 
-def open_versions(published: PublishedVersions, load: Callable[[str], ChunkBackend]) -> Versions:
+def follow(bundle: Path, load: Callable[[Path], ChunkBackend], *, restore: bool) -> tuple[Versions, BundleWatcher]:
+    """The versions of ``bundle``, and what offers each one that replaces it. What is rolled back is kept beside it.
+
+    ``restore``: as of ``PublishedVersions``; without it the versions are served also where nothing can be written.
+    """
+    try:
+        published = PublishedVersions(bundle, restore=restore)
+        newest = published.newest()
+    except OSError as error:
+        if restore:
+            raise
+        print(f"a restart forgets roll-backs: {error.filename}: {reason(error)}", file=sys.stderr)
+        versions = Versions(load(bundle))
+        return versions, BundleWatcher(versions, bundle, load)
+
+    def load_version(sha256: str) -> ChunkBackend:
+        """From the bundle itself where that stays as it is: an ONNX export is beside it."""
+        itself = not restore and read_bundle_info(bundle).sha256 == sha256
+        return load(bundle if itself else published.folder(sha256))
+
+    there = read_bundle_info(bundle).sha256
+    if failed := there in published.rolled_back:
+        print(f"{bundle} is version {there[:12]}, which was rolled back: serving {newest[:12]}", file=sys.stderr)
+    versions = _open_versions(published, load_version)
+
+    def load_newest(bundle: Path) -> ChunkBackend:
+        return load_version(published.newest(in_use=versions.kept))
+
+    return versions, BundleWatcher(versions, bundle, load_newest, tried=there if failed else "")
+
+
+def _open_versions(published: PublishedVersions, load: Callable[[str], ChunkBackend]) -> Versions:
     """The newest version, and the one before it, to go back to; ``load``: a version of this SHA-256.
 
     What is rolled back is recorded in ``published``. One before that cannot be loaded is only reported.

@@ -100,19 +100,19 @@ def test_a_damaged_delivery_is_refused_and_can_be_sent_again(tmp_path: Path):
 
 def test_versions_are_counted_and_the_one_before_is_published_again(tmp_path: Path):
     with pytest.raises(BundleError):
-        PublishedVersions(tmp_path).newest()
+        PublishedVersions(tmp_path / "bundle").newest()
     names = []
     for seed in range(3):
         publish(tmp_path, seed)
-        names.append(PublishedVersions(tmp_path).newest())  # also over a restart
-    versions = PublishedVersions(tmp_path)
+        names.append(PublishedVersions(tmp_path / "bundle").newest())  # also over a restart
+    versions = PublishedVersions(tmp_path / "bundle")
     assert [versions.behind(name) for name in (*names, "unknown")] == [2, 1, 0, 3]
     assert versions.roll_back() == (names[2], names[1])
-    assert read_bundle_info(tmp_path / "bundle").sha256 == names[1] == PublishedVersions(tmp_path).newest()
+    assert read_bundle_info(tmp_path / "bundle").sha256 == names[1] == PublishedVersions(tmp_path / "bundle").newest()
     assert [versions.behind(name) for name in names] == [1, 0, 0]
     assert versions.roll_back() == (names[1], names[0])
     assert versions.roll_back() is None
-    assert PublishedVersions(tmp_path).rolled_back == [names[2], names[1]]
+    assert PublishedVersions(tmp_path / "bundle").rolled_back == [names[2], names[1]]
     kept = versions.folder(names[2])
     with pytest.raises(BundleError, match="damaged"):
         install_bundle(tmp_path / "bundle", manifest=(kept / "bundle.json").read_bytes(), tensors=b"other weights")
@@ -121,7 +121,7 @@ def test_versions_are_counted_and_the_one_before_is_published_again(tmp_path: Pa
 
 def test_the_last_version_that_stood_is_kept_whatever_was_rolled_back_after_it(tmp_path: Path):
     publish(tmp_path, 0)
-    versions = PublishedVersions(tmp_path)
+    versions = PublishedVersions(tmp_path / "bundle")
     good = versions.newest()
     for seed in range(1, KEPT + 2):
         publish(tmp_path, seed)
@@ -133,13 +133,13 @@ def test_the_last_version_that_stood_is_kept_whatever_was_rolled_back_after_it(t
 
 def test_what_a_robot_goes_back_to_is_kept_and_the_newest_after_a_restart(tmp_path: Path):
     publish(tmp_path, 0)
-    versions = PublishedVersions(tmp_path, restore=False)
+    versions = PublishedVersions(tmp_path / "bundle", restore=False)
     proven = versions.newest()
     for seed in range(1, KEPT + 2):
         publish(tmp_path, seed)
         failed = versions.newest(in_use=[proven])
     versions.drop(failed, proven)
-    again = PublishedVersions(tmp_path, restore=False)
+    again = PublishedVersions(tmp_path / "bundle", restore=False)
     assert again.newest() == proven == read_bundle_info(again.folder(proven)).sha256
 
 
@@ -147,7 +147,7 @@ def test_a_bundle_that_is_replaced_while_it_is_copied_is_not_taken_for_the_one_b
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     publish(tmp_path, 0)
-    versions, learner = PublishedVersions(tmp_path), iter([1])
+    versions, learner = PublishedVersions(tmp_path / "bundle"), iter([1])
 
     def read(path: Path) -> BundleInfo:
         info = read_bundle_info(path)
@@ -166,7 +166,7 @@ def test_a_bundle_that_is_replaced_while_it_is_copied_is_not_taken_for_the_one_b
 def test_who_needs_help_most_comes_first(tmp_path: Path):
     now = [0.0]
     publish(tmp_path, 0)
-    versions = PublishedVersions(tmp_path)
+    versions = PublishedVersions(tmp_path / "bundle")
     current = replace(WELL, version=versions.newest())
     hub = Hub(versions, max_behind=1, clock=lambda: now[0])
     hub.report("gone", replace(current, mode="hold"))

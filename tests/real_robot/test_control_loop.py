@@ -15,7 +15,7 @@ from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkingMethod
 from real_robot.control.embodiment import ActionScales, JointPositions, JointSteps
 from real_robot.control.loop import Action, ControlLoop
 from real_robot.control.panda_end_effector import PandaEndEffector
-from real_robot.control.registry import build_embodiment
+from real_robot.control.registry import EMBODIMENTS
 from real_robot.robot_file import load_robot
 from real_robot.safety.commands import Measurement, SafeCommand
 from real_robot.safety.limits import RobotLimits
@@ -69,11 +69,14 @@ class OscillatingPolicy:
 
 class FakeCamera:
     def __init__(self) -> None:
-        self.taken_s: float | None = 0.0
+        self.newest_s: float | None = 0.0
 
     def images(self, size):
         assert list(size) == HELLO.image_size
-        return None if self.taken_s is None else ({"agent": np.zeros((4, 4, 3), np.uint8)}, self.taken_s)
+        return None if self.newest_s is None else ({"agent": np.zeros((4, 4, 3), np.uint8)}, self.newest_s)
+
+    def taken_s(self):
+        return self.newest_s
 
 
 class SimulatedArm:
@@ -111,7 +114,7 @@ class SimulatedArm:
             self.client.now = self.tick
             now = self.tick / 100.0
             if images:
-                self.camera.taken_s = now - 0.01
+                self.camera.newest_s = now - 0.01
             measured = Measurement(self.positions, now if joints else now - 10.0)
             if (out := self.loop.tick(measured, now)) is not None:
                 outs.append(out)
@@ -416,7 +419,7 @@ def test_a_lower_limit_does_not_change_what_an_action_means() -> None:
     for axes in (robot.limits.axes, slow):
         answers.append([])
         for name in ("joint_steps", "joint_positions"):
-            embodiment = build_embodiment(name, axes, robot.control.scales)
+            embodiment = EMBODIMENTS[name](axes, robot.control.scales)
             embodiment.begin(joints)
             answers[-1].append((embodiment.targets(action, joints), embodiment.state(joints).tolist()))
     assert answers[0] == answers[1]

@@ -22,8 +22,7 @@ from episodes.schema import HUMAN
 from episodes.store import EpisodeStore
 from policies.bundle import load_bundle, save_bundle
 from policies.policy import RobotSpec
-from real_robot.control.loop import Action, ControlLoop
-from real_robot.control.registry import build_embodiment
+from real_robot.control.loop import Action
 from real_robot.control.thread import ControlThread
 from real_robot.lerobot.__main__ import main
 from real_robot.lerobot.arm import LeRobotArm, LeRobotConnection
@@ -92,8 +91,8 @@ def driven(folder: Path, driver: Any = None) -> Iterator[tuple[Any, LeRobotArm, 
     driver = driver or make_driver(robot.lerobot)
     with LeRobotArm(driver, robot) as arm:
         wait(lambda: arm.fresh(0.1))
-        embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
-        loop = ControlLoop(robot.limits, control_hz=25.0, embodiment=embodiment, source=Swinging(), lead_s=robot.lead_s)
+        embodiment = robot.embodiment()
+        loop = robot.control_loop(Swinging(), embodiment, control_hz=25.0)
         control = LeRobotConnection(arm).connect(loop)
         control.start()
         yield driver, arm, control

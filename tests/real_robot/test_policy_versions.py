@@ -20,11 +20,10 @@ from episodes.overlays import EpisodeOutcome
 from policies.bundle import read_bundle_info, save_bundle
 from real_robot.serving.backends import ChunkBackend
 from real_robot.serving.client import PolicyClient
-from real_robot.serving.commands import follow
 from real_robot.serving.protocol import ActRequest, EpisodeEnd
 from real_robot.serving.registry import load_backend
 from real_robot.serving.server import PolicyServer, ServerConfig
-from real_robot.serving.versions import BundleWatcher, RollbackRule, Versions
+from real_robot.serving.versions import BundleWatcher, RollbackRule, Versions, follow
 from sims.errors import UserError
 from tests.real_robot.small_policies import other_robot, small_policy
 from tests.real_robot.test_control_thread import wait
@@ -190,7 +189,7 @@ def test_a_version_is_compared_with_the_newest_earlier_one_of_which_enough_is_kn
 def test_an_older_bundle_that_is_put_back_serves_again_unless_it_was_rolled_back(
     bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    versions, watcher = follow(bundle, load_backend)
+    versions, watcher = follow(bundle, load_backend, restore=False)
     first = version(versions)
     versions.report(ended(first, "success"))
     second = write(bundle, 2)
@@ -213,7 +212,7 @@ def test_an_older_bundle_that_is_put_back_serves_again_unless_it_was_rolled_back
     said = f"the new bundle is not served: version {second[:12]} was rolled back before: by hand"
     assert capsys.readouterr().err.splitlines() == [said]
     assert version(versions) == first
-    again, watcher = follow(bundle, load_backend)
+    again, watcher = follow(bundle, load_backend, restore=False)
     watcher.close()
     assert version(again) == first
 
@@ -357,24 +356,24 @@ def test_a_new_bundle_serves_from_the_next_episode_on_and_a_damaged_one_does_not
 def test_a_server_that_is_started_again_does_not_serve_what_was_rolled_back(
     bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    versions, watcher = follow(bundle, load_backend)
+    versions, watcher = follow(bundle, load_backend, restore=False)
     first, second = version(versions), write(bundle, 2)
     wait_for(lambda: version(versions) == second)
     assert versions.report_fault(second, "by hand")
     watcher.close()
-    again, watcher = follow(bundle, load_backend)
+    again, watcher = follow(bundle, load_backend, restore=False)
     watcher.close()
     assert version(again) == first
     assert second in again.rolled_back
     assert f"version {second[:12]}, which was rolled back: serving {first[:12]}" in capsys.readouterr().err
     assert read_bundle_info(bundle).sha256 == second  # the run's own folder is only read
     third = write(bundle, 3)
-    newest, watcher = follow(bundle, load_backend)
+    newest, watcher = follow(bundle, load_backend, restore=False)
     watcher.close()
     assert version(newest) == third
     assert newest.report_fault(third, "by hand").endswith(f"to {first[:12]}: by hand")
     other = write(bundle, 4, action_dim=3)
-    moved, watcher = follow(bundle, load_backend)
+    moved, watcher = follow(bundle, load_backend, restore=False)
     watcher.close()
     assert version(moved) == other
     assert f"no roll-back to version {first[:12]}" in capsys.readouterr().err
@@ -384,7 +383,7 @@ def test_a_server_that_can_write_nothing_beside_the_bundle_says_so_and_serves(
     bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (bundle.parent / "published").write_text("")
-    versions, watcher = follow(bundle, load_backend)
+    versions, watcher = follow(bundle, load_backend, restore=False)
     watcher.close()
     assert version(versions) == read_bundle_info(bundle).sha256
     assert "a restart forgets roll-backs" in capsys.readouterr().err

@@ -21,7 +21,6 @@ from episodes.store import EpisodeStore
 from real_robot import teleop
 from real_robot.control.human_source import position_dimensions
 from real_robot.control.panda_end_effector import PandaEndEffector
-from real_robot.control.registry import build_embodiment
 from real_robot.lerobot.arm import LeRobotArm, LeRobotConnection
 from real_robot.operation import teleop_session
 from real_robot.robot_file import load_robot
@@ -179,7 +178,7 @@ class StillLeader:
 
 def test_with_a_leader_no_key_moves_the_arm(servos: SimulatedServos, tmp_path: Path) -> None:
     robot, keys = load_robot(so101(tmp_path)), string.ascii_lowercase
-    embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
+    embodiment = robot.embodiment()
     with LeRobotArm(servos, robot) as arm, typed(keys) as stream:
         session = teleop.TeleopSession(
             robot, LeRobotConnection(arm), StillLeader(), embodiment=embodiment, stream=stream, store=None,
@@ -223,5 +222,5 @@ POSITIONS: dict[str, tuple[str, Callable[[int], list[int]]]] = {
 def test_dimensions_that_are_positions_are_known(file: str) -> None:
     robot, (name, expected) = load_robot(ROBOTS / f"{file}.yaml"), POSITIONS[file]
     assert robot.control.embodiment == name
-    embodiment = build_embodiment(name, robot.limits.axes, robot.control.scales)
+    embodiment = robot.embodiment()
     assert position_dimensions(embodiment, robot.limits.axes) == expected(embodiment.action_dim)

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from real_robot.control.loop import Action, ControlLoop
-from real_robot.control.registry import build_embodiment
+from real_robot.control.loop import Action
 from real_robot.robot_file import load_robot
 from real_robot.safety.commands import Measurement
 from tests.ros.cell import ROOT, Cell
@@ -47,15 +46,7 @@ class Steady:
 class Running:
     def __init__(self, cell: Cell, connection: Any, source: Steady) -> None:
         self.cell, self.connection, self.source = cell, connection, source
-        control = ROBOT.control
-        loop = ControlLoop(
-            ROBOT.limits,
-            control_hz=20.0,
-            embodiment=build_embodiment(control.embodiment, ROBOT.limits.axes, control.scales),
-            source=source,
-            lead_s=ROBOT.lead_s,
-        )
-        self.control = connection.connect(loop)
+        self.control = connection.connect(ROBOT.control_loop(source, ROBOT.embodiment(), control_hz=20.0))
 
     def positions(self) -> np.ndarray:
         measured = self.connection.joints.measure()

@@ -26,9 +26,8 @@ from real_robot.fleet.link import FleetLink, LinkedRobot
 from real_robot.fleet.messages import NAME
 from real_robot.fleet.server import serving_fleet
 from real_robot.robot_file import read_robot
-from real_robot.serving.published import PublishedVersions
 from real_robot.serving.registry import load_backend
-from real_robot.serving.versions import BundleWatcher, open_versions
+from real_robot.serving.versions import follow
 from sims.errors import UserError
 from sims.registry import split_of, video_config
 from sims.starts import StartSequence
@@ -155,13 +154,7 @@ def _serving_env(
     """``live``: the bundle, which is followed as it changes."""
     with contextlib.ExitStack() as stack:
         load = partial(_load_backend, robot=RobotSpec.of(env.spec), device=select_device(config.device))
-        published = PublishedVersions(folder)
-
-        def load_version(sha256: str) -> Any:
-            return load(published.folder(sha256))
-
-        versions = open_versions(published, load_version)
-        watcher = BundleWatcher(versions, live, lambda live: load_version(published.newest(in_use=versions.kept)))
+        versions, watcher = follow(live, load, restore=True)
         stack.callback(watcher.close)
         starts = StartSequence("train", seed=config.seed, num_tasks=len(env.spec.tasks))
         if is_store(folder / EPISODES):

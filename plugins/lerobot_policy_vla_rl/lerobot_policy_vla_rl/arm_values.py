@@ -12,7 +12,6 @@ from lerobot.utils.constants import ACTION, OBS_STATE
 from torch import Tensor
 
 from policies.policy import PolicySpec
-from real_robot.control.registry import build_embodiment
 from real_robot.lerobot.devices import JointUnits
 from real_robot.robot_file import RobotError, read_robot
 
@@ -29,7 +28,7 @@ class ArmValues:
         if robot.lerobot is None:
             raise RobotError(f"{path}: no 'lerobot' section")
         control, axes = robot.control, robot.limits.axes
-        self._embodiment = build_embodiment(control.embodiment, axes, control.scales)
+        self._embodiment = robot.embodiment()
         self._units = JointUnits(robot.lerobot, axes)
         self.cameras = robot.lerobot.cameras
         self.execute_steps = control.chunking.execute_steps

@@ -19,7 +19,6 @@ from lerobot.robots import Robot
 from lerobot_robot_vla_rl.config_vla_rl import VlaRlRobotConfig
 from real_robot.arm_connection import ArmConnection, connected
 from real_robot.control.human_source import INPUT_AGE_S, HumanSource
-from real_robot.control.loop import ControlLoop
 from real_robot.control.thread import ControlThread
 from real_robot.lerobot.values import ActionValues, PositionValues, action_values
 from real_robot.robot_file import RobotError, read_robot
@@ -82,13 +81,7 @@ class VlaRlRobot(Robot):
                 self._newest, self._actions.embodiment, connection.cameras, None, image_size=self.config.image_size
             )
             try:
-                loop = ControlLoop(
-                    self._robot.limits,
-                    control_hz=self.config.control_hz,
-                    embodiment=self._actions.embodiment,
-                    source=source,
-                    lead_s=self._robot.lead_s,
-                )
+                loop = self._robot.control_loop(source, self._actions.embodiment, control_hz=self.config.control_hz)
             except ValueError as error:
                 raise RobotError(str(error)) from error
             control = connection.connect(loop)
