@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from episodes.files import sync
+from episodes.schema import StoreFull
+from sims.errors import is_disk_full
 
 LABELS_NAME = "labels.jsonl"
 DELETED, SUCCESS, SUCCESS_FROM = "deleted", "success", "success_from"
@@ -164,12 +166,17 @@ def read_changes(folder: Path) -> list[LabelChange]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[BinaryIO]:
-    """The file, to append to; nobody else appends meanwhile."""
-    with open(os.open(folder / LABELS_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644), "rb+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if not file.seek(0, os.SEEK_END):  # it may be new
-            sync(folder)
-        yield file
+    """The file, to append to; nobody else appends meanwhile. Raises StoreFull."""
+    try:
+        with open(os.open(folder / LABELS_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644), "rb+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not file.seek(0, os.SEEK_END):  # it may be new
+                sync(folder)
+            yield file
+    except OSError as error:
+        if is_disk_full(error):
+            raise StoreFull(f"{folder}: no space left for a label: free some space and try again") from error
+        raise
 
 
 def _append(file: BinaryIO, change: LabelChange) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from episodes.overlays import ABORT, OUTCOME, REWOUND_AT, SUCCESS, OutcomeLabel, outcome_of, read_labels, recorded_id
-from episodes.schema import HOLD, HUMAN, POLICY
+from episodes.schema import HOLD, HUMAN, POLICY, StoreFull
 from episodes.store import EpisodeStore
 from real_robot.corrections.arm import ArmEnv, UnreadableImages
 from real_robot.corrections.attempt import Attempt, ExecutedStep, Snapshot
@@ -103,7 +103,6 @@ class CorrectionSession:
             raise Refused(self.paused)
         if self.mode != "ended":
             self._commit()
-            self.mode = "ended"
         (start,) = self._starts.take(1)
         self.env.reset(start=[start])
         self.backend = self.versions.current
@@ -143,12 +142,14 @@ class CorrectionSession:
             if success != self.store.labels(self.last_episode).get(SUCCESS):
                 self.store.label(self.last_episode, SUCCESS, success, author=person)
             self.count_outcome(self.last_episode)
-        self.mode, self.outcome = "ended", outcome
+        self.outcome = outcome
         self._audit.write("labelled", person=person, outcome=outcome, episode=self.last_episode)
 
     def close(self) -> None:
-        """Store the attempt that is under way as aborted."""
-        if self.mode != "ended" and self.attempt.length:
+        """Store the attempt that is under way as aborted; one that ended and could not be stored, as it ended."""
+        if self.mode != "ended" and self.attempt.ended:
+            self._commit()
+        elif self.mode != "ended" and self.attempt.length:
             self.end("abort", person="the server")
 
     def _continue(self, attempt: Attempt, memory: TensorDataclass) -> None:
@@ -161,13 +162,17 @@ class CorrectionSession:
             attempt.snapshots.append(Snapshot(start=self.env.capture()[0], memory=self._proposals.memory))
 
     def _commit(self) -> None:
-        """Store the attempt, if it has steps, and count for its policy version what the environment says of it."""
+        """Store the attempt, if it has steps, and count for its policy version what the environment says of it.
+
+        The mode is "ended" then. StoreFull: nothing is stored, and the mode is as before.
+        """
         attempt = self.attempt
         self.last_episode = None
         self.arm.rest()
         self._take_executed()
         self._proposals.forget_observation()
         if not attempt.length:
+            self.mode, self.reason = "ended", ""
             return
         with contextlib.suppress(UnreadableImages):
             self._proposals.observe()
@@ -179,6 +184,7 @@ class CorrectionSession:
             fingerprint={"environment": self.spec.name, **self.spec.fingerprint},
         )
         self.last_episode = self.store.add(episode)
+        self.mode, self.reason = "ended", ""  # before anything else can fail: it is stored once
         alone = attempt.succeeded and not attempt.intervened
         outcome = ("success" if alone else "failure") if attempt.ended else "unknown"
         end = EpisodeEnd(fingerprint=attempt.policy_version, outcome=outcome, intervened=int(attempt.intervened))
@@ -241,7 +247,7 @@ class CorrectionSession:
         self._audit.write("stop released", person=person)
 
     def _refuse_to_move(self) -> None:
-        if self.mode == "ended":
+        if self.mode == "ended" or self.attempt.ended:
             raise Refused(ENDED)
         if problem := self.arm.problem():
             raise Refused(problem)
@@ -261,7 +267,7 @@ class CorrectionSession:
 
         While the arm is at rest and nobody moves it, there is no step.
         """
-        if self.mode == "ended":
+        if self.mode == "ended" or self.attempt.ended:
             return False
         if problem := self.arm.problem():
             self.hold(problem, person="the arm")
@@ -348,10 +354,20 @@ class CorrectionSession:
         if self.spec.can_capture:
             attempt.snapshots.append(Snapshot(start=self.env.capture()[0], memory=self._proposals.memory))
         if attempt.ended:
-            self._commit()
-            self.mode, self.outcome = "ended", "success" if attempt.succeeded else "failure"
-            self.reason = "success" if attempt.succeeded else "time limit" if attempt.steps[-1].truncated else "failure"
+            self._end_by_itself()
         return True
+
+    def _end_by_itself(self) -> None:
+        """Where the disk is full, the arm holds until a person's outcome, or the next episode, has stored the attempt."""
+        attempt = self.attempt
+        try:
+            self._commit()
+        except StoreFull as error:
+            self.hold(str(error), person="the server")
+            self.reason = str(error)
+            return
+        self.outcome = "success" if attempt.succeeded else "failure"
+        self.reason = "success" if attempt.succeeded else "time limit" if attempt.steps[-1].truncated else "failure"
 
     # -- what is shown ----------------------------------------------------------------------------------------------
 

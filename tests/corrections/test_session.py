@@ -1,6 +1,9 @@
 """A policy, a person and a simulated robot, step by step, without a network: who acts, what is recorded, going back."""
 
+import contextlib
 import json
+import resource
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +11,7 @@ import pytest
 import torch
 
 from episodes.overlays import outcome_unknown
-from episodes.schema import HOLD, HUMAN, POLICY
+from episodes.schema import HOLD, HUMAN, POLICY, StoreFull
 from real_robot.corrections.human_input import RawInput
 from real_robot.corrections.session import CorrectionSession, Refused
 from real_robot.serving.registry import load_backend
@@ -175,6 +178,58 @@ def test_what_is_under_way_when_the_server_ends_is_stored(tmp_path):
         assert robot.store.labels(entry.id) == {"outcome": "abort"}
         robot.close()
         assert len(robot.store.entries()) == 1
+
+
+@contextlib.contextmanager
+def files_limited_to(size: int) -> Iterator[None]:
+    """As on a full disk: no file of this process grows beyond ``size`` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def stored(robot: CorrectionSession) -> list[tuple[int, dict]]:
+    """Steps and labels of each episode in the store."""
+    return [(entry.steps, labels) for entry, labels in robot.store.labelled()]
+
+
+@pytest.mark.parametrize("then", ["success", "next", "close"])
+def test_an_episode_that_ends_by_itself_on_a_full_disk_waits_for_space(tmp_path, then):
+    with session(tmp_path, sim=replace(SIM, max_steps=6)) as robot:
+        with files_limited_to(4_000):
+            assert ticks(robot, 20) == 6
+            assert (robot.mode, "no space left for episode" in robot.reason) == ("hold", True)
+            for moves in (robot.take_over, robot.hand_back):
+                with pytest.raises(Refused, match="the episode has ended"):
+                    moves(person="anna")
+            with pytest.raises(StoreFull):
+                robot.end("success", person="anna")
+        assert stored(robot) == []
+        if then == "success":
+            robot.end("success", person="anna")
+            assert (robot.mode, robot.reason) == ("ended", "")
+        elif then == "next":
+            robot.next_episode(person="anna", drive=True)
+            assert ticks(robot, 2) == 2
+        else:
+            robot.close()
+        assert stored(robot) == [(6, {"outcome": "success", "success": True} if then == "success" else {})]
+
+
+def test_an_episode_whose_label_could_not_be_written_is_stored_once(tmp_path):
+    with session(tmp_path) as robot:
+        ticks(robot, 10)
+        (tmp_path / "episodes" / "labels.jsonl").write_bytes(b"\n" * 400_000)
+        with files_limited_to(400_000):
+            for change in (lambda: robot.end("success", person="anna"), lambda: robot.rewind(4, person="anna")) * 2:
+                with pytest.raises(StoreFull, match="no space left for a label"):
+                    change()
+        assert stored(robot) == [(10, {})]
+        robot.end("success", person="anna")
+        assert stored(robot) == [(10, {"outcome": "success", "success": True})]
 
 
 def test_an_abort_takes_the_place_of_another_outcome(tmp_path):
