@@ -107,7 +107,7 @@ def test_the_command_merges_and_names_what_it_needs(tmp_path: Path, capsys: pyte
     assert read_ids(tmp_path / "here") == [id]
     with pytest.raises(SystemExit, match="2"):
         main(["data", "merge", str(tmp_path / "here")])
-    assert "--source, the store whose episodes are copied" in capsys.readouterr().err
+    assert "data merge needs --source STORE the store whose episodes are copied" in capsys.readouterr().err
 
 
 def test_a_store_of_another_image_size_or_robot_is_refused_before_anything_is_copied(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ class Merge:
 
     path: Store
     source: Annotated[Path, arg(metavar="STORE")]
-    """the other store"""
+    """the store whose episodes are copied"""
     json: Json = False
 
     def run(self) -> Result:
