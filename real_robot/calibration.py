@@ -28,7 +28,7 @@ from PIL import Image, ImageDraw
 
 from real_robot.safety.kinematics import EndEffectorPoint, Vector, rotation
 from real_robot.safety.limits import RobotLimits, check_choice, check_table, vector
-from sims.yaml_tree import read_tree
+from sims.config.yaml_tree import read_tree
 
 Mount = Literal["base", "end_effector"]
 _MOUNTS = ("base", "end_effector")

@@ -17,8 +17,8 @@ from real_robot.control.mobile_base import check_base
 from real_robot.control.registry import EMBODIMENTS
 from real_robot.control.scales import SCALE_KEYS, read_scales
 from real_robot.safety.limits import RobotLimits, check_choice, check_table, parse_limits, quantity
+from sims.config.yaml_tree import read_tree
 from sims.errors import UserError
-from sims.yaml_tree import read_tree
 
 T = TypeVar("T")
 EmbodimentName = str  # a key of EMBODIMENTS

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sims.config.yaml_tree import YamlError, read_tree
 from sims.errors import UserError, did_you_mean
-from sims.yaml_tree import YamlError, read_tree
 
 
 @dataclass(frozen=True, kw_only=True)

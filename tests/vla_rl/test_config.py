@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
+from sims.config.yaml_tree import dump_tree, parse_scalar, read_tree
 from sims.errors import UserError
-from sims.yaml_tree import dump_tree, parse_scalar, read_tree
 from tests.vla_rl.unread_fields import _reads, unread_fields
 from vla_rl.config.errors import ConfigError
 from vla_rl.config.experiment import Experiment

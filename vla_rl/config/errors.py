@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from sims.config.yaml_tree import Origin
 from sims.errors import UserError
-from sims.yaml_tree import Origin
 from vla_rl.config.allowed import allowed, choices
 from vla_rl.config.schema import config_fields, hints, plain, union, variants
 

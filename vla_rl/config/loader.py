@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from episodes.files import write_atomically
-from sims.yaml_tree import Origin, Tree, YamlError, dump_tree, read_tree
+from sims.config.yaml_tree import Origin, Tree, YamlError, dump_tree, read_tree
 from vla_rl.config.errors import ConfigError, Keys, describe, show
 from vla_rl.config.merge import Report, absolute, ignore, merge, override
 from vla_rl.config.overrides import check_sections, parse_overrides

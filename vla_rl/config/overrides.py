@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sims.yaml_tree import Tree, YamlError, parse_scalar
+from sims.config.yaml_tree import Tree, YamlError, parse_scalar
 from vla_rl.config.errors import ConfigError, Keys, show
 
 

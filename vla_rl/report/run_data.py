@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sims.config.yaml_tree import YamlError, read_tree
 from sims.errors import UserError
-from sims.yaml_tree import YamlError, read_tree
 from vla_rl.runs.failures import read_failures
 from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.result import read_result, with_episodes
