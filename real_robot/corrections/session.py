@@ -358,7 +358,7 @@ class CorrectionSession:
         return True
 
     def _end_by_itself(self) -> None:
-        """Where the disk is full, the arm holds until a person's outcome, or the next episode, has stored the attempt."""
+        """On a full disk the arm holds until a person's outcome, or the next episode, has stored the attempt."""
         attempt = self.attempt
         try:
             self._commit()
