@@ -126,6 +126,7 @@ class CorrectionSession:
             self._commit()
         if step < self.attempt.length and self.last_episode is not None:
             self.store.label(self.last_episode, REWOUND_AT, step, author=person)
+            self.count_outcome(self.last_episode)
         snapshot = self.attempt.snapshots[step]
         self.env.reset(start=[snapshot.start])
         self._continue(self.attempt.until(step), snapshot.memory)
