@@ -1,4 +1,5 @@
-"""SIGTERM, which batch systems send before they kill: the work stops where its state can be saved."""
+"""SIGTERM, which batch systems send before they kill, and SIGHUP, of a terminal that is closed: the work stops where
+its state can be saved."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived. Not an Exception, so that nothing takes it for a failure of its own work."""
+    """A signal to end arrived. Not an Exception, so that nothing takes it for a failure of its own work."""
 
 
 class _Signal:
@@ -21,20 +22,28 @@ class _Signal:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM raises Terminated in this block: at once, or at the end of an ``uninterrupted`` block inside."""
+    """SIGTERM and SIGHUP raise Terminated in this block: at once, or at the end of an ``uninterrupted`` block inside.
+
+    One that the process ignores, as SIGHUP under nohup, stays so.
+    """
     if threading.current_thread() is not threading.main_thread():  # where Python handles no signals
         yield
         return
-    _Signal.arrived, before = False, signal.signal(signal.SIGTERM, _arrived)
+    _Signal.arrived = False
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
+    for one, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(one, _arrived)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Work that SIGTERM must not cut in two."""
+    """Work that such a signal must not cut in two."""
     _Signal.depth += 1
     try:
         yield
@@ -46,7 +55,7 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Work inside an ``uninterrupted`` block that SIGTERM may stop: nothing of it is kept."""
+    """Work inside an ``uninterrupted`` block that they may stop: nothing of it is kept."""
     depth, _Signal.depth = _Signal.depth, 0
     try:
         if _Signal.arrived:

@@ -126,6 +126,7 @@ class CorrectionSession:
             self._commit()
         if step < self.attempt.length and self.last_episode is not None:
             self.store.label(self.last_episode, REWOUND_AT, step, author=person)
+            self.count_outcome(self.last_episode)
         snapshot = self.attempt.snapshots[step]
         self.env.reset(start=[snapshot.start])
         self._continue(self.attempt.until(step), snapshot.memory)
@@ -358,7 +359,7 @@ class CorrectionSession:
         return True
 
     def _end_by_itself(self) -> None:
-        """Where the disk is full, the arm holds until a person's outcome, or the next episode, has stored it."""
+        """On a full disk the arm holds until a person's outcome, or the next episode, has stored the attempt."""
         attempt = self.attempt
         try:
             self._commit()

@@ -126,6 +126,32 @@ def test_a_person_takes_over_finishes_labels_and_finds_the_episode(
         assert len(store.history(entry.id)) == 6
 
 
+def press_long(page: Page, selector: str) -> None:
+    """A click during which new states arrive."""
+    page.locator(selector).hover()
+    page.mouse.down()
+    page.wait_for_timeout(300)
+    page.mouse.up()
+
+
+def test_a_mouse_rewinds_to_the_chosen_step_and_sets_the_instruction_that_was_typed(
+    open_page: Callable[..., Page], running: CorrectionServer
+):
+    page = open_page("Mia")
+    next_episode(page)
+    wait_until(page, "Number(document.getElementById('rewind-step').max) >= 20")
+    assert page.evaluate("(({value, max}) => value === max)(document.getElementById('rewind-step'))")
+    page.fill("#instruction", "push the red cube")
+    press_long(page, "#instruct button")
+    wait_until(page, "document.activeElement.id !== 'instruction'")
+    page.fill("#rewind-step", "5")
+    press_long(page, "#rewind")
+    assert wait_for_mode(page, "hold") == "The arm holds: rewound to step 5"
+    assert running.robot.session.attempt.instruction == "push the red cube"
+    page.keyboard.press("b")
+    wait_until(page, "Number(document.getElementById('rewind-step').value) > 8")  # it follows again
+
+
 def test_an_episode_is_trimmed_and_split_on_its_timeline(open_page: Callable[..., Page], running: CorrectionServer):
     with EpisodeStore(running.folder / "episodes") as store:
         id = store.add(make_episode(steps=9, task="cut"))

@@ -4,6 +4,9 @@ import http.client
 import json
 import random
 import resource
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -325,6 +328,24 @@ def test_a_full_disk_is_said_and_the_episode_can_be_stored_later(tmp_path: Path)
         while (shown := wait_for(socket, "state"))["mode"] != "ended":
             pass
         assert one.robot.session.store.read(shown["stored_as"]).num_steps == shown["step"] >= 10
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_is_under_way_when_the_program_is_terminated_is_stored(tmp_path: Path, number: signal.Signals):
+    given, sim, out = write_bundle(tmp_path / "given"), tmp_path / "sim.yaml", tmp_path / "out"
+    settings = "name: tabletop, tasks: [reach], num_envs: 1, image_size: [32, 32], threads: 1, max_steps: 4000"
+    sim.write_text(f"sim: {{{settings}}}\n")
+    arguments = ["correct", given, "--sim", sim, "--out", out, "--no-browser"]
+    command = [sys.executable, "-m", "vla_rl.cli", *map(str, arguments)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "token=" in process.stderr.readline()
+        time.sleep(2.0)  # 40 control steps
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said.splitlines()[-1]) == (143, "vla-rl: terminated")
+    with EpisodeStore(out / "episodes") as store:
+        assert [labels for _, labels in store.labelled()] == [{"outcome": "abort"}]
 
 
 def test_a_server_that_is_started_again_serves_the_version_that_was_rolled_back_to(tmp_path: Path):

@@ -281,6 +281,19 @@ def test_a_policy_whose_actions_are_not_numbers_holds_the_arm_only_while_it_driv
         assert robot.store.read(robot.last_episode or "").num_steps == robot.attempt.length
 
 
+def test_an_episode_that_ended_and_is_rewound_counts_only_as_it_is_finished_then(tmp_path):
+    with session(tmp_path, sim=replace(SIM, max_steps=8)) as robot:
+        ticks(robot, 8)
+        assert robot.versions.summary()[0]["episodes"] == 1
+        robot.rewind(6, person="anna")
+        assert robot.versions.summary()[0]["episodes"] == 0
+        robot.take_over(person="anna")
+        assert ticks(robot, 5, AWAY) == 2
+        robot.end("success", person="anna")
+        counted = robot.versions.summary()[0]
+        assert (counted["episodes"], counted["interventions"]) == (1, 1.0)
+
+
 def test_an_outcome_labelled_after_the_end_changes_what_the_rule_counts(tmp_path):
     with session(tmp_path, sim=replace(SIM, max_steps=12)) as robot:
         assert ticks(robot, 20) == 12  # until the time is up

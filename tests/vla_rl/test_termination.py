@@ -19,8 +19,8 @@ from vla_rl.runs.timeline import Timeline
 from vla_rl.termination import Terminated, interruptible, terminable, uninterrupted
 
 
-def send() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
+def send(number: signal.Signals = signal.SIGTERM) -> None:
+    os.kill(os.getpid(), number)
     time.sleep(0.01)
 
 
@@ -64,6 +64,18 @@ def test_sigterm_stops(work: Callable[[list[str]], None], expected: list[str]) -
         work(done)
     assert done == expected
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_terminal_that_is_closed_stops_as_sigterm_does_unless_that_is_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with pytest.raises(Terminated), terminable():
+            send(signal.SIGHUP)
+        assert signal.signal(signal.SIGHUP, signal.SIG_IGN) == signal.SIG_DFL
+        with terminable():
+            send(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_run_that_is_terminated_between_two_iterations_is_saved(tmp_path: Path) -> None:

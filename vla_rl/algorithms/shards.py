@@ -118,7 +118,8 @@ def _help(
     pipe: Connection, policy: Policy, loss: Loss[B], gradient: Tensor, threads: int
 ) -> None:  # pragma: no cover - in another process
     """Until the trainer hangs up or ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then hangs up
+    for number in (signal.SIGINT, signal.SIGHUP):  # of the terminal are for the trainer, which then hangs up
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
     parameters = trained_parameters(policy)
     for parameter, view in zip(parameters, _views(gradient, parameters), strict=True):

@@ -125,7 +125,7 @@ def _learn(
     make: Make, divided: bool, pipe: Connection, rank: int, size: int, store: Path, hang_s: float, threads: int
 ) -> None:  # pragma: no cover - in another process
     """Until rank 0 hangs up or ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 answers them, and then hangs up
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # rank 0 answers them, and then hangs up
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
     update = make(rank)

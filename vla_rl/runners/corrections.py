@@ -38,6 +38,7 @@ from vla_rl.config.experiment import Experiment
 from vla_rl.config.packaged import find_config
 from vla_rl.runners.evaluate import locate
 from vla_rl.runs.run_dir import load_experiment
+from vla_rl.termination import terminable
 
 BUNDLE, EPISODES = "bundle", "episodes"
 POLL_S = 2.0
@@ -47,11 +48,12 @@ MAX_STEPS = 2400  # of an episode on an arm
 def correct(
     opened: contextlib.AbstractContextManager[CorrectionServer], folder: Path, *, browser: bool, fleet: Path | None
 ) -> None:
-    """``vla-rl correct``: serve until interrupted.
+    """``vla-rl correct``: serve until interrupted or terminated; what is under way is stored then.
 
     ``opened``: of ``serving`` or ``serving_arm``. ``fleet``: robots.json of the fleet that the robot joins.
     """
     with (
+        terminable(),
         opened as server,
         contextlib.nullcontext() if fleet is None else contextlib.closing(join_fleet(server, fleet)),
     ):

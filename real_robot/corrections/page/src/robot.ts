@@ -61,10 +61,12 @@ function show(next: State): void {
   setText(element("clock"), `Episode ${next.episode}, ${next.task}: step ${next.step} of at most ${next.max_steps}, ${seconds} s`);
   const holder = next.you_hold ? "You control the robot" : next.holder ? `${next.holder} controls the robot` : "Nobody controls the robot";
   setText(element("holder"), holder);
-  if (document.activeElement !== instruction() || before === null) instruction().value = next.instruction;
+  // not by the focus: a mouse takes it away while it presses a button
+  if (before?.instruction !== next.instruction) instruction().value = next.instruction;
   const slider = rewindStep();
+  const atEnd = before === null || Number(slider.value) === before.step;
   slider.max = String(next.step);
-  if (before === null || before.step !== next.step) slider.value = document.activeElement === slider ? slider.value : String(next.step);
+  if (atEnd) slider.value = String(next.step);
   element("rewind-row").hidden = !next.can_rewind;
   element("no-rewind").hidden = next.can_rewind;
   element("stopped").hidden = next.stopped === "";
