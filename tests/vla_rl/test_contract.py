@@ -16,6 +16,7 @@ from websockets.sync.client import connect
 from policies.bundle import load_bundle, save_bundle
 from policies.compact_encoder import CompactEncoderConfig
 from policies.denoising.action_expert import ActionExpertConfig
+from policies.denoising.chunk_policy import DenoisedChunks
 from policies.denoising.policy import DenoisingPolicyConfig
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.registry import build_policy
@@ -201,14 +202,19 @@ def test_doctor_refuses_what_is_not_a_run_with_a_policy(run_dir: Path, tmp_path:
         assert message in done.stderr
 
 
-def test_doctor_tells_a_fault_of_the_policy_from_other_errors(run_dir: Path, tmp_path: Path) -> None:
+def test_doctor_tells_a_fault_of_the_policy_from_other_errors(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def checked(name: str, *changes: str) -> Check:
         run = tmp_path / name
         shutil.copytree(run_dir / "bundle", run / "bundle")
         save_config(load_config(Experiment, run_dir / "config.yaml", changes), run / "config.yaml")
         return check_log_probs(run)
 
-    differing = checked("differing", "--algorithm.update.audit_tolerance=1e-12")
+    scored = DenoisedChunks.log_prob
+    with monkeypatch.context() as planted:
+        planted.setattr(DenoisedChunks, "log_prob", lambda *given: scored(*given) + 0.01)
+        differing = checked("differing")
     assert (differing["status"], "do not continue training" in differing["fix"]) == ("failed", True)
     assert "recomputed log-prob differs" in differing["detail"]
     unlike = checked("unlike", "--sim.cameras=[agent]")
