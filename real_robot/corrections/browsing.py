@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 from episodes.catalog import Entry
 from episodes.overlays import ABORT, DELETED, OUTCOME, SPLIT, SUCCESS, SUCCESS_FROM, OutcomeLabel, is_success
 from episodes.packing import frame, frame_sizes
-from episodes.schema import ACTORS, HUMAN
+from episodes.schema import ACTORS, HUMAN, EpisodeError
 from episodes.store import EpisodeStore
 from real_robot.corrections.attempt import actor_letters
 from real_robot.corrections.pictures import encode_jpeg
@@ -138,9 +139,8 @@ class EpisodeBrowser:
 
     def _find(self, store: EpisodeStore, id: str) -> tuple[Entry, dict[str, Any]]:
         if re.fullmatch(r"[0-9A-Z]{26}(\.\d+-\d+)?", id):
-            for entry, labels in store.labelled():
-                if entry.id == id:
-                    return entry, labels
+            with contextlib.suppress(EpisodeError):  # also where it is split: only its parts are shown
+                return store.entry(id), store.labels(id)
         raise NotFound("no such episode")
 
     def _row(self, store: EpisodeStore, entry: Entry, labels: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from policies.bundle import read_bundle_info
 from real_robot.corrections.human_input import RawInput
 from real_robot.corrections.server import CorrectionServer
 from real_robot.corrections.session import Refused
+from sims.errors import UserError
 from sims.vector_env import StartState
 from tests.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_control, open_session
 from tests.corrections.small_server import SIM, server, write_bundle
@@ -346,6 +347,11 @@ def test_what_is_under_way_when_the_program_is_terminated_is_stored(tmp_path: Pa
     assert (process.returncode, said.splitlines()[-1]) == (143, "vla-rl: terminated")
     with EpisodeStore(out / "episodes") as store:
         assert [labels for _, labels in store.labelled()] == [{"outcome": "abort"}]
+
+
+def test_a_second_server_of_a_folder_is_refused(tmp_path: Path):
+    with server(tmp_path), pytest.raises(UserError, match="is being written by another process"), server(tmp_path):
+        pass
 
 
 def test_a_server_that_is_started_again_serves_the_version_that_was_rolled_back_to(tmp_path: Path):

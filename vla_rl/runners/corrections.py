@@ -37,7 +37,7 @@ from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.packaged import find_config
 from vla_rl.runners.evaluate import locate
-from vla_rl.runs.run_dir import load_experiment
+from vla_rl.runs.run_dir import load_experiment, lock_folder
 from vla_rl.termination import terminable
 
 BUNDLE, EPISODES = "bundle", "episodes"
@@ -101,8 +101,9 @@ def serving(
     """The server of the run or bundle ``path`` in ``experiment``'s simulator (None: the one of its run)."""
     experiment, bundle = _find(path, experiment)
     sim = _single(experiment.sim, tasks)
-    live = _take_bundle(bundle, folder)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(lock_folder(folder))
+        live = _take_bundle(bundle, folder)
         env = make_env(sim)
         stack.callback(env.close)
         shown = video_config(sim, image_size=config.control.image_size, num_envs=1) if env.spec.can_capture else None
@@ -128,9 +129,11 @@ def serving_arm(
         raise UserError("--robot needs --instruction TEXT, what the policy is asked to do")
     if config.control.pace != 1 or config.control.wait_for_input or config.control.show_expert:
         raise UserError("control.pace, wait_for_input and show_expert are for simulators: leave them out with --robot")
-    live = _take_bundle(path if (path / MANIFEST).exists() else locate(path)[1], folder)
-    file, spec = read_robot(robot), read_bundle_info(live).robot
-    with connected(file, name="vla_rl_correct") as connection:
+    given = path if (path / MANIFEST).exists() else locate(path)[1]
+    file = read_robot(robot)
+    with lock_folder(folder), connected(file, name="vla_rl_correct") as connection:
+        live = _take_bundle(given, folder)
+        spec = read_bundle_info(live).robot
         arm = ArmEnv(
             file, connection, spec, name=robot.stem, instruction=instruction, max_steps=MAX_STEPS,
             held=config.control.held,

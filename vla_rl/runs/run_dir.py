@@ -192,7 +192,8 @@ def lock_folder(directory: Path) -> TextIO:
                 time.sleep(0.02)
                 continue
             lock.close()
-            raise UserError(f"{directory} is being written by another process; choose another --run-dir") from None
+            taken = f"{directory} is being written by another process; wait for it, or choose another folder"
+            raise UserError(taken) from None
         return lock
 
 
