@@ -337,7 +337,8 @@ def test_what_is_under_way_when_the_program_is_terminated_is_stored(tmp_path: Pa
     settings = "name: tabletop, tasks: [reach], num_envs: 1, image_size: [32, 32], threads: 1, max_steps: 4000"
     sim.write_text(f"sim: {{{settings}}}\n")
     arguments = ["correct", given, "--sim", sim, "--out", out, "--no-browser"]
-    command = [sys.executable, "-m", "vla_rl.cli", *map(str, arguments)]
+    heard = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # it is ignored below nohup
+    command = [sys.executable, "-c", f"{heard}; from vla_rl.cli.main import main; main()", *map(str, arguments)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert "token=" in process.stderr.readline()

@@ -160,7 +160,12 @@ def test_nothing_within_a_labelled_success_is_predicted_as_running(tmp_path: Pat
 def test_a_policy_of_another_robot_is_refused() -> None:
     dynamics, model = dot_episodes.models()
     info = WorldModelInfo(
-        dynamics=dynamics.config, reward_model=model.config, robot=dot_episodes.ROBOT, usual_error=1.0, metrics={}
+        dynamics=dynamics.config,
+        reward_model=model.config,
+        robot=dot_episodes.ROBOT,
+        usual_error=1.0,
+        metrics={},
+        reward_every=1,
     )
     check_robot(info, dot_episodes.ROBOT, what="the policy p")
     other = dataclasses.replace(dot_episodes.ROBOT, cameras=("front",))
