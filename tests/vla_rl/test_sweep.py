@@ -20,6 +20,7 @@ from sims.tabletop import TabletopConfig
 from tests.vla_rl.scale_run import numbers
 from tests.vla_rl.test_report import check
 from vla_rl.cli.main import main
+from vla_rl.cli.training import Sweep
 from vla_rl.config.environments import make_env
 from vla_rl.config.errors import ConfigError
 from vla_rl.config.loader import load_config
@@ -177,6 +178,13 @@ def test_the_budget_ends_a_sweep_between_trials(config: Path, tmp_path: Path) ->
     text = "settings: {algorithm.gae_lambda: [0.9, 1.0]}\ntrials: 9\nbudget_hours: 1.0e-6"
     result = sweep(space_of(config, tmp_path, text), tmp_path / "sweep", resume=False, command="vla-rl sweep")
     assert [row["state"] for row in result["trials"]] == ["complete"]
+
+
+def test_a_sweep_that_is_not_named_is_the_packaged_one_of_the_experiment() -> None:
+    named, unnamed = Sweep(Path("quickstart"), Path("quickstart")), Sweep(Path("quickstart"))
+    assert unnamed.space_file() == named.space_file()
+    assert unnamed.run_folder() == named.run_folder() == Path("runs/sweep-quickstart")
+    assert unnamed.command() == named.command()
 
 
 def test_the_packaged_sweep_loads() -> None:

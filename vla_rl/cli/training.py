@@ -60,8 +60,8 @@ class Sweep:
 
     config: Annotated[Positional[Path], arg(metavar="CONFIG")]
     """a YAML file, or the name of a packaged one such as quickstart"""
-    sweep: Annotated[Positional[Path], arg(metavar="SWEEP")]
-    """a YAML file that names settings with ranges, or the name of a packaged one such as quickstart"""
+    sweep: Annotated[Positional[Path | None], arg(metavar="[SWEEP]")] = None
+    """a YAML file that names settings with ranges, or the name of a packaged one (default: the one named as CONFIG)"""
     run_dir: Annotated[Path | None, arg(metavar="DIR")] = None
     """the folder of the sweep, with a run per trial and seed (default: runs/sweep-<name of SWEEP>)"""
     resume: bool = False
@@ -74,16 +74,19 @@ class Sweep:
         from vla_rl.report.table import print_sweep
         from vla_rl.sweep.sweep import load_space, sweep
 
-        space = load_space(find_config(self.config), self.overrides, find_config(self.sweep, "sweeps"))
+        space = load_space(find_config(self.config), self.overrides, find_config(self.space_file(), "sweeps"))
         result = sweep(space, self.run_folder(), resume=self.resume, command=self.command())
         return Result(result, result["page"], table=partial(print_sweep, result))
 
     def run_folder(self) -> Path:
-        return self.run_dir or Path("runs") / f"sweep-{self.sweep.stem}"
+        return self.run_dir or Path("runs") / f"sweep-{self.space_file().stem}"
+
+    def space_file(self) -> Path:
+        return self.sweep or Path(self.config.stem)
 
     def command(self) -> str:
         """How to start the same sweep again in a shell."""
-        words = ["vla-rl", "sweep", str(self.config), str(self.sweep), *self.overrides]
+        words = ["vla-rl", "sweep", str(self.config), str(self.space_file()), *self.overrides]
         return shlex.join([*words, "--run-dir", str(self.run_folder())])
 
 
