@@ -6,7 +6,6 @@ Heavy packages are imported inside a command, so that ``vla-rl --help`` answers 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import difflib
 import errno
@@ -169,14 +168,12 @@ def parse(arguments: Sequence[str]) -> Command:
     if list(arguments) == ["--version"]:
         print(f"vla-rl {version('vla-rl')}")
         raise SystemExit(0)
-    if arguments and arguments[0].startswith("--tyro-"):  # completion of shells
-        tyro.cli(_all_commands(), prog="vla-rl", args=arguments, config=OPTIONS)
     name = _command_name(arguments)
     words = arguments[len(name.split()) :]
     if name not in COMMANDS:
-        if words and words[0] in ("-h", "--help"):
-            _print_help(name)
-            raise SystemExit(0)
+        if words and (words[0] in ("-h", "--help") or words[0].startswith("--tyro-")):  # completion of shells
+            prog, text = f"vla-rl {name}".rstrip(), GROUPS[name]
+            tyro.cli(_commands_below(name), prog=prog, description=text, args=words, config=OPTIONS)
         missing = f"Missing subcommand after: vla-rl {name}".rstrip()
         raise UserError(f"{missing}; there are: {', '.join(_next_words(name))}")
     if arguments[0] in CONTINUING and "--resume" in words:
@@ -221,25 +218,14 @@ def _next_words(group: str) -> list[str]:
     return list(dict.fromkeys(name[len(words)] for name in names if name[: len(words)] == words))
 
 
-def _all_commands(group: str = "") -> Any:
+def _commands_below(group: str) -> Any:
     """The union that tyro takes as the commands below a key of GROUPS."""
     kinds = []
     for word in _next_words(group):
         name = f"{group} {word}".lstrip()
-        kind = without_empty_defaults(COMMANDS[name]) if name in COMMANDS else _all_commands(name)
-        kinds.append(Annotated[kind, subcommand(name=word, prefix_name=False)])
+        kind = without_empty_defaults(COMMANDS[name]) if name in COMMANDS else _commands_below(name)
+        kinds.append(Annotated[kind, subcommand(name=word, description=GROUPS.get(name), prefix_name=False)])
     return Union[tuple(kinds)]  # noqa: UP007  # of a number that is not known
-
-
-def _print_help(group: str) -> None:
-    """What a key of GROUPS is for, and its commands with the first paragraph of each."""
-    parser = argparse.ArgumentParser(prog=f"vla-rl {group}".rstrip(), description=GROUPS[group])
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for word in _next_words(group):
-        name = f"{group} {word}".lstrip()
-        text = GROUPS.get(name) or str(COMMANDS[name].__doc__).partition("\n\n")[0]
-        commands.add_parser(word, help=text.replace("%", "%%"))
-    parser.print_help()
 
 
 def _split_overrides(name: str, arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
