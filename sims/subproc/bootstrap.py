@@ -14,7 +14,9 @@ from sims.subproc.single_env import SimulatorClass
 # Imports the named packages from the trainer's folders, without adding these folders (site-packages, with the trainer's
 # numpy) to the path of an interpreter that has other versions.
 BOOTSTRAP = """
-import importlib.util, json, sys
+import faulthandler, importlib.util, json, signal, sys
+faulthandler.enable()
+faulthandler.register(signal.SIGUSR1)  # the trainer asks for a stack trace before it kills a process that hangs
 for name, folder in json.loads(sys.argv[2]).items():
     spec = importlib.util.spec_from_file_location(name, folder + "/__init__.py", submodule_search_locations=[folder])
     sys.modules[name] = importlib.util.module_from_spec(spec)

@@ -15,7 +15,6 @@ A worker's process id is not reused before the trainer has asked for its end. Wo
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import gc
 import json
 import os
@@ -39,8 +38,6 @@ def serve(control_fd: int, simulator: SimulatorClass, config: Any) -> tuple[int,
 
     Returns in a worker: its socket, and the environment that ``preload`` has made.
     """
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)  # the trainer asks for a stack trace before it kills a process that hangs
     preloaded, refusal = (None, "") if IMPORT_LATER in sys.argv else _preload(simulator, config)
     control = socket.socket(fileno=control_fd)
     workers: set[int] = set()

@@ -18,7 +18,6 @@ its standard error, which the trainer reads.
 from __future__ import annotations
 
 import dataclasses
-import faulthandler
 import functools
 import importlib
 import json
@@ -39,8 +38,6 @@ from sims.subproc.single_env import DemonstratedSim, SimulatorClass, SingleEnv, 
 def work(control_fd: int, preloaded: SingleEnv | None, simulator: SimulatorClass, config: Any) -> None:
     """Serve requests until the trainer closes the socket; with ``preloaded`` where it is not None."""
     np.random.seed()  # NumPy's global generator, which has the same state in every fork
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)  # the trainer asks for a stack trace before it kills a process that hangs
     control = socket.socket(fileno=control_fd)
     requests = control.makefile("rb")
     try:
