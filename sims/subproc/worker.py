@@ -21,7 +21,6 @@ import dataclasses
 import functools
 import importlib
 import json
-import signal
 import socket
 import typing
 from typing import Any

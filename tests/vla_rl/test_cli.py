@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -80,10 +81,11 @@ def test_help_imports_nothing_heavy():
         (("correct", "x", "--resume"), "correct takes no --resume: it always continues what is in its folder"),
         (("fleet", "x", "--resume", "--port", "0"), "fleet takes no --resume: it always continues"),
         (("train", "quickstart", "--device", "gpu"), "device 'gpu' cannot be used here; there are: auto, cpu"),
-        (("bench", "speed"), "there are: sim, policy"),
+        (("bench", "quickness"), "there are: sim, policy"),
         (("bench", "policy", "--policy", "mlp"), "no policy 'mlp'; there are: denoising"),
         (("bench", "policy", "--sim", "pusht"), "bench policy takes no --sim; it is an option of bench sim"),
         (("bench", "sim", "--num-envs", "2"), "these options need --sim NAME"),
+        (("bench", "peers", "--rounds", "0"), "--rounds must be an integer from 1 to 10^9, got 0"),
         (("eval", "runs/x", "--words", "blank"), "--words"),
         (("init", "torch"), "an installed package is called torch, which this one would hide; choose another name"),
         (("report", "nothing-here"), "nothing-here is not the folder of a run"),
@@ -99,6 +101,19 @@ def test_wrong_input_is_one_message_and_code_2(
     assert message in captured.err
     assert captured.err.count("\n") == 1
     assert "Traceback" not in captured.err
+
+
+def test_bench_peers_says_what_it_needs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if find_spec("stable_baselines3") is None:
+        assert exit_code("bench", "peers", "--toy") == 2
+        assert (
+            "no peer is available. Install stable-baselines3, or give checkouts: --cleanrl" in capsys.readouterr().err
+        )
+    monkeypatch.setattr("vla_rl.bench.peers.CHECKOUT", tmp_path)  # as from a wheel
+    assert exit_code("bench", "peers") == 2
+    assert "bench peers is a program of the repository: clone it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from episodes.sampler import Targets
 from policies.audit import StepDifference, audit_log_prob
-from policies.device import AUDIT_TOLERANCE, make_generator, restore_generator, restore_optimizer
+from policies.device import AUDIT_TOLERANCE, has_fused_adam, make_generator, restore_generator, restore_optimizer
 from policies.policy import LikelihoodModel, Policy, copy_trained, set_frozen, trained_parameters
 from sims.devices.crossing import crossing, read_numbers
 from sims.errors import UserError
@@ -76,14 +76,21 @@ class ClippedUpdate:
         """Of the parameters that policy and critic have now; what earlier ones had learned is forgotten."""
         config, critic = self.config, self.critic
         self.parameters = trained_parameters(self.policy)
+        fused = has_fused_adam(self.parameters[0].device)
         self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
+            self.parameters,
+            lr=config.learning_rate,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+            fused=fused,
         )
         self.critic_optimizer: torch.optim.Optimizer | None = None
         self.critic_parameters: list[nn.Parameter] = []
         if critic is not None:
             self.critic_parameters = list(critic.parameters())
-            self.critic_optimizer = torch.optim.AdamW(self.critic_parameters, lr=critic.config.learning_rate)
+            self.critic_optimizer = torch.optim.AdamW(
+                self.critic_parameters, lr=critic.config.learning_rate, fused=fused
+            )
 
     def run(self, batch: Experience, *, train_policy: bool = True, version: int | None = None) -> Metrics:
         """All epochs over ``batch``; ``train_policy=False`` (critic warm-up) leaves the policy as it is.

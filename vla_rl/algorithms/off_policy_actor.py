@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from episodes.sampler import Targets
 from episodes.schema import ACTORS
+from policies.device import has_fused_adam
 from policies.policy import Policy, executed_mask, masked_mean, trained_parameters
 from policies.residual.best_of import BestOfPolicy
 from policies.residual.conditioned import ConditionedPolicy
@@ -44,13 +45,12 @@ class Actor:
         else:
             self.parameters = trained_parameters(policy.base if isinstance(policy, BestOfPolicy) else policy)
         device = policy.device
-        fused = device.type in ("cpu", "cuda")
         groups: list[dict[str, Any]] = [{"params": self.parameters}]
         self.log_temperature = torch.zeros((), device=device)
         if config.entropy is not None:
             self.log_temperature.fill_(math.log(config.entropy.temperature)).requires_grad_(True)
             groups.append({"params": [self.log_temperature], "lr": config.entropy.learning_rate})
-        self.optimizer = torch.optim.Adam(groups, lr=config.actor_learning_rate, fused=fused)
+        self.optimizer = torch.optim.Adam(groups, lr=config.actor_learning_rate, fused=has_fused_adam(device))
 
     # -- actions ------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from policies.device import has_fused_adam
 from policies.normalizer import in_units
 from policies.policy import Policy
 from policies.residual.best_of import BestOfPolicy
@@ -71,7 +72,7 @@ class Critics:
         if self.guided is not None:
             self.parameters += policy.parameter_groups().get("encoder", ())
         self.optimizer = torch.optim.Adam(
-            self.parameters, lr=config.critic.learning_rate, fused=policy.device.type in ("cpu", "cuda")
+            self.parameters, lr=config.critic.learning_rate, fused=has_fused_adam(policy.device)
         )
 
     def _build(self) -> dict[str, QEnsemble]:

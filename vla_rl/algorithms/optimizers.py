@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from policies.device import has_fused_adam
 from sims.errors import UserError
 
 SMALLEST_MATRIX = 8  # below, orthogonalizing the update means little
@@ -34,7 +35,13 @@ def make_optimizers(
                 is_matrix = parameter.ndim == 2 and min(parameter.shape) > SMALLEST_MATRIX
                 (matrices if orthogonal and is_matrix else rest).append(parameter)
     optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(rest, lr=learning_rate, weight_decay=weight_decay, betas=(0.9, 0.95))
+        torch.optim.AdamW(
+            rest,
+            lr=learning_rate,
+            weight_decay=weight_decay,
+            betas=(0.9, 0.95),
+            fused=has_fused_adam(rest[0].device),
+        )
     ]
     if matrices and matrix_learning_rate is not None:
         if not hasattr(torch.optim, "Muon"):

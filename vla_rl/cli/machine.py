@@ -1,4 +1,4 @@
-"""``vla-rl doctor`` and ``vla-rl bench sim | policy | train | memory | store | world-model | latency | robot``"""
+"""``vla-rl doctor`` and ``vla-rl bench``: what this machine can do, and how fast."""
 
 from __future__ import annotations
 
@@ -156,6 +156,33 @@ class BenchRobot:
         from vla_rl.bench.serving import bench_robot
 
         return _measured("robot", self, bench_robot(self.bundle))
+
+
+@dataclass(frozen=True)
+class BenchPeers:
+    """One PPO iteration beside other libraries, equal work; a program of this project's repository."""
+
+    dppo: Annotated[Path | None, arg(metavar="PATH")] = None
+    """a checkout of DPPO"""
+    reinflow: Annotated[Path | None, arg(metavar="PATH")] = None
+    """a checkout of ReinFlow"""
+    cleanrl: Annotated[Path | None, arg(metavar="PATH")] = None
+    """a checkout of CleanRL; Stable-Baselines3 is measured where it is installed"""
+    rounds: PositiveInt = 5
+    """timed iterations of each side"""
+    scale: Annotated[float, Interval(gt=0.0, le=1.0)] = 1.0
+    """share of the decisions and of the minibatch, of DPPO's and ReinFlow's size"""
+    toy: bool = False
+    """2 environments, 4 decisions: does it run?"""
+    json: Json = False
+
+    def run(self) -> Result:
+        from vla_rl.bench.peers import peer_rows
+
+        checkouts = {name: getattr(self, name) for name in ("dppo", "reinflow", "cleanrl")}
+        arguments = [part for name, path in checkouts.items() if path for part in (f"--{name}", str(path.resolve()))]
+        arguments += ["--rounds", str(self.rounds), "--scale", str(self.scale), *["--toy"] * self.toy]
+        return _measured("peers", self, peer_rows(arguments))
 
 
 def changed_options(command: Any) -> dict[str, Any]:
