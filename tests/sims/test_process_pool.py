@@ -324,9 +324,7 @@ def test_modules_that_start_threads_are_imported_in_each_worker() -> None:
 
 def test_a_simulator_that_hangs_while_it_is_loaded_is_named() -> None:
     for timeout_s in (6.0, 30.0, 100.0):  # the import of PyTorch comes first, and takes longest on a loaded machine
-        config = CountingConfig(
-            preload=("tests.sims.module_that_hangs",), workers=WorkerConfig(start_timeout_s=timeout_s)
-        )
+        config = CountingConfig(preload=("tests.sims.module_that_hangs",), workers=WorkerConfig(start_timeout_s=timeout_s))
         with pytest.raises(SimulatorFailure, match=r"did not answer for .* s and was killed") as failure:
             SubprocVectorEnv(config, Counting)
         if "module_that_hangs.py" in str(failure.value):
