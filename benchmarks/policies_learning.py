@@ -57,7 +57,7 @@ from tests.family_learning import clone, improve, success
 from tests.worlds import PointEnv
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.update_settings import UpdateConfig
-from vla_rl.bench.record import Row, read_record, row, write_record
+from vla_rl.bench.record import Row, add_to_record, read_record, row
 from vla_rl.config.environments import make_env
 from vla_rl.critics.value import CriticConfig
 
@@ -375,15 +375,14 @@ def main() -> None:
     device = select_device(arguments.device)
     arguments.runs.mkdir(parents=True, exist_ok=True)
     record = "policies" if device.device.type == "cpu" else f"policies_{device.device.type}"
-    known: dict[str, list[dict[str, Any]]] = read_record(record).get("curves", {})
-    found = {name: runs for name, runs in known.items() if name not in arguments.policies}
-    kept = [one["name"] for name, runs in found.items() for one in rows_of(name, runs)]
+    found: dict[str, list[dict[str, Any]]] = {}
     for seed in arguments.seeds:
         for name in arguments.policies:
             found.setdefault(name, []).append(run(name, seed, arguments.iterations, arguments.runs, device))
     rows = [one for name, runs in found.items() for one in rows_of(name, runs)]
     command = "OMP_NUM_THREADS=1 python -m benchmarks.policies_learning " + " ".join(sys.argv[1:])
-    print(write_record(record, rows, command=command.strip(), kept=kept, curves=found))
+    others = {name: runs for name, runs in read_record(record).get("curves", {}).items() if name not in found}
+    print(add_to_record(record, rows, command=command.strip(), curves=others | found))
 
 
 if __name__ == "__main__":

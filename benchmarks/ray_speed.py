@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.bench.record import Row, read_record, row, write_record
+from vla_rl.bench.record import Row, add_to_record, read_record, row
 from vla_rl.runs.metrics import read_metrics
 
 FIRST = 2  # iterations that are not measured
@@ -169,12 +169,8 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         rows = [made for method in options.only for made in METHODS[method](options, Path(name))]
-    measured, earlier = {made["name"] for made in rows}, read_record("ray").get("rows", [])
-    kept = [made for made in earlier if made["name"] not in measured]
-    rows = kept + rows
-    command = "python -m benchmarks.ray_speed " + " ".join(sys.argv[1:])
-    write_record("ray", rows, command=command, kept=[made["name"] for made in kept])
-    for each in rows:
+    add_to_record("ray", rows, command="python -m benchmarks.ray_speed " + " ".join(sys.argv[1:]))
+    for each in read_record("ray")["rows"]:
         print(f"{each['name']:44} {each['value']:8.3f} {each['unit']:6} {each['against'] or ''}")
 
 

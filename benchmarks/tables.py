@@ -365,19 +365,33 @@ def full_size() -> str:
 def published_learning(name: str = "policies") -> str:
     """Published architectures at small width before and after PPO."""
     record = read_record(name)
-    rows = []
-    for one in record["rows"]:
-        if one["name"].startswith("rl gain, "):
-            policy = one["name"].removeprefix("rl gain, ")
-            success = [f"{100 * named(record, f'{what}, {policy}')['value']:.1f} %" for what in ("cloned", "after PPO")]
-            iterations = sorted({len(run["curve"]) for run in record["curves"][policy]})
-            size = f"{one['parameters'] / 1e6:.2f} M"
-            low, high = one["interval"]
-            gain = f"{100 * one['value']:.1f} [{100 * low:.0f}, {100 * high:.0f}]"
-            counts = [str(len(one["seeds"])), " to ".join(map(str, (iterations[0], iterations[-1])[: len(iterations)]))]
-            rows.append([f"`{policy}`", size, *counts, *success, gain])
+    rows, gains = [], [one for one in record["rows"] if one["name"].startswith("rl gain, ")]
+    for one in gains:
+        policy = one["name"].removeprefix("rl gain, ")
+        success = [f"{100 * named(record, f'{what}, {policy}')['value']:.1f} %" for what in ("cloned", "after PPO")]
+        iterations = sorted({len(run["curve"]) for run in record["curves"][policy]})
+        size = f"{one['parameters'] / 1e6:.2f} M"
+        low, high = one["interval"]
+        gain = f"{100 * one['value']:.1f} [{100 * low:.0f}, {100 * high:.0f}]"
+        counts = [str(len(one["seeds"])), " to ".join(map(str, (iterations[0], iterations[-1])[: len(iterations)]))]
+        rows.append([f"`{policy}`", size, *counts, *success, gain])
     head = ["", "parameters", "seeds", "iterations", "cloned", "after PPO", "gain"]
-    return f"{table(head, rows)}\n\n{source(name, record)}"
+    return f"{table(head, rows)}\n\n{source(name, record, gains)}"
+
+
+def references() -> str:
+    """Published architectures beside their references, and the log-probs of rollout and update."""
+    record, largest, log_prob = read_record("policies"), "max difference to reference, ", "log-prob difference, "
+    policies = [one["name"].removeprefix(log_prob) for one in record["rows"] if one["name"].startswith(log_prob)]
+    rows, shown = [], []
+    for policy in policies:
+        own = named(record, log_prob + policy)
+        beside = [one for one in record["rows"] if f"{one['name']}, ".startswith(f"{largest}{policy}, ")]
+        compared = [[difference(one), one["against"]] for one in beside] or [["-", "none"]]
+        rows += [[f"`{policy}`", *cells, difference(own)] for cells in compared]
+        shown += [*beside, own]
+    head = ["", "largest difference", "to", "log-probs of rollout and update differ by [nat]"]
+    return f"{table(head, rows)}\n\n{source('policies', record, shown)}"
 
 
 def gpu_pretrained() -> str:
@@ -493,6 +507,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "policies": policies,
     "full_size": full_size,
     "published_learning": published_learning,
+    "references": references,
     "gpu_pretrained": gpu_pretrained,
     "published_learning_cuda": partial(published_learning, "policies_cuda"),
     "robot": robot,
@@ -558,15 +573,22 @@ def quantity(row: Record) -> str:
     return f"{row['value']:.3g}" + ("" if row["unit"] == "count" else f" {row['unit']}")
 
 
+def difference(row: Record) -> str:
+    """For example "1.2e-06"; "0" where all are equal to the last bit."""
+    return f"{row['value']:.1e}" if row["value"] else "0"
+
+
 def listed(values: Iterable[object]) -> str:
     texts = [str(value) for value in values]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
 
 
-def source(name: str, record: Record) -> str:
-    """The file and every call that measured a row of it."""
-    earlier = [row["measured"] for row in record["rows"] if "measured" in row]
-    calls = dict.fromkeys(f"`{call['command'].strip()}`, {call['date']}" for call in (*earlier, record))
+def source(name: str, record: Record, rows: Sequence[Record] | None = None) -> str:
+    """The file and every call that measured one of ``rows`` (all rows of the file)."""
+    rows = record["rows"] if rows is None else rows
+    earlier = [row["measured"] for row in rows if "measured" in row]
+    own = [record] if len(earlier) < len(rows) else []
+    calls = dict.fromkeys(f"`{call['command'].strip()}`, {call['date']}" for call in (*earlier, *own))
     return f"`benchmarks/results/{name}.json`: {'; '.join(calls)}."
 
 

@@ -10,6 +10,7 @@ WORLD_MODEL = (
     "imitation", "self-imitation", "imagination", "loop", "simulator 1x", "simulator 2x", "simulator 4x",
     "outcome AUC, length-matched", "hallucinated success", "frozen picture", "no action",
 )  # fmt: skip
+POLICIES = ("pi0", "pi05", "smolvla", "openvla_oft", "diffusion_policy")
 NAMES = {
     "learning_quickstart": ("bc success", "rl success", "rl success, reach"),
     "learning_all": ("bc success", "rl success", "rl success, stack"),
@@ -20,7 +21,11 @@ NAMES = {
     "robot_hour": ("missed ticks", "rss growth", "filter p99"),
     "robot_wire": ("success over the wire", "success in simulation"),
     "off_policy_pick": ("base", "resfit", "ppo at the same success, step ratio"),
-    "policies": ("rl gain, pi0", "rl gain, diffusion_policy"),
+    "policies": (
+        *(f"max difference to reference, {name}" for name in (*POLICIES, "openvla")),
+        *(f"log-prob difference, {name}" for name in (*POLICIES, "openvla")),
+        *(f"rl gain, {name}" for name in POLICIES),
+    ),
     "corrections": ("success before", "success after", "success with as many demonstrations"),
     "corrections_latency": ("glass to glass p50", "input to command p50", "input to command p95"),
     "fleet": ("lost episodes", "duplicated episodes"),

@@ -27,4 +27,8 @@ def test_a_table_by_hand() -> None:
     assert tables.source("n", record | {"rows": [*earlier, *rows]}) == (
         "`benchmarks/results/n.json`: `x`, 2026-11-23; `y`, 2026-11-23; `python -m x`, 2026-11-24."
     )
+    assert tables.source("n", record | {"rows": [*earlier, *rows]}, earlier[2:]) == (
+        "`benchmarks/results/n.json`: `y`, 2026-11-23."
+    )
+    assert [tables.difference({"value": value}) for value in (1.43e-6, 0.0)] == ["1.4e-06", "0"]
     assert tables.table(["a", "b"], [["1", "2"]]) == "| a | b |\n|---|---|\n| 1 | 2 |"

@@ -64,6 +64,15 @@ def write_record(
     return path
 
 
+def add_to_record(name: str, rows: Sequence[Row], *, command: str, folder: Path = RESULTS, **more: Any) -> Path:
+    """As ``write_record``; what else the record holds stays: rows of other names, before these, and other keys."""
+    earlier, again = read_record(name, folder), {one["name"] for one in rows}
+    others = [one for one in earlier.get("rows", ()) if one["name"] not in again]
+    kept = [one["name"] for one in others]
+    more = {key: value for key, value in earlier.items() if key not in (*CALL, "rows")} | more
+    return write_record(name, [*others, *rows], command=command, kept=kept, folder=folder, **more)
+
+
 def _measured(earlier: Mapping[str, Any], kept: Collection[str]) -> dict[str, Row]:
     """``measured`` of the rows named in ``kept``, which ``earlier`` tells."""
     own = {one["name"]: one["measured"] for one in earlier.get("rows", ()) if "measured" in one}

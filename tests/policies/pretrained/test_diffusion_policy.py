@@ -15,7 +15,7 @@ from episodes.store import EpisodeStore
 from policies.denoising.denoise import integrate
 from policies.denoising.kernels import DDIMConfig, DDPMConfig, build_kernel
 from policies.denoising.objectives import DiffusionConfig
-from policies.policy import RobotSpec, set_frozen
+from policies.policy import Policy, RobotSpec, set_frozen
 from policies.pretrained.checkpoint import CheckpointError, PublishedWeights, Scale
 from policies.pretrained.diffusion_policy.config import DiffusionPolicyConfig, UNetConfig
 from policies.pretrained.diffusion_policy.policy import DiffusionChunkPolicy
@@ -25,9 +25,10 @@ from sims.errors import UserError
 from sims.vector_env import Observation, encode_instructions
 from tests.episodes.episode_examples import make_episode
 from tests.policies.pretrained.golden import read_golden
+from tests.policies.pretrained.log_probs import FROZEN, log_prob_difference
 from tests.policies.pretrained.toy import DIFFUSION_POLICY, DIFFUSION_TRANSFORMER
 from tests.policies.test_every_policy import ROBOT as SMALL_ROBOT
-from tests.policies.test_every_policy import generator, observe
+from tests.policies.test_every_policy import observe
 from vla_rl.algorithms.encoded_windows import encode_windows
 from vla_rl.replay.demonstrations import recorded_walks, replay_of
 from vla_rl.runners.imitation import Cloned, window_samplers
@@ -53,7 +54,7 @@ def load(weights: dict[str, torch.Tensor]) -> tuple[DiffusionChunkPolicy, list[s
 
 
 @torch.no_grad()
-def test_the_same_weights_give_lerobots_actions() -> None:
+def difference_to_lerobot() -> float:
     """After two observations, through the policy's memory; the means of DDPM's steps, from the present action on."""
     policy, dead = load(GOLDEN.weights)
     assert dead == ["diffusion.rgb_encoder.pool.pos_grid"]
@@ -67,7 +68,16 @@ def test_the_same_weights_give_lerobots_actions() -> None:
         context, state = policy.encode(obs, state)
     kernel = build_kernel(DDPMConfig(steps=20, train_last=1), policy.objective)
     chunk = integrate(policy.predict(context), kernel, GOLDEN.inputs["noise"])
-    assert (chunk[:, policy.executed] - GOLDEN.outputs["action"]).abs().max() <= 5e-5
+    return (chunk[:, policy.executed] - GOLDEN.outputs["action"]).abs().max().item()
+
+
+def exploring(config: DiffusionPolicyConfig) -> Policy:
+    torch.manual_seed(0)
+    return build_policy(replace(config, explore=replace(config.explore, min_std=0.1)), SMALL_ROBOT)
+
+
+def test_the_same_weights_give_lerobots_actions() -> None:
+    assert difference_to_lerobot() <= 5e-5
 
 
 def test_a_checkpoint_of_other_sizes_stops() -> None:
@@ -98,18 +108,9 @@ def test_an_episode_begins_with_its_first_observation_repeated(config: Diffusion
 
 
 @BOTH
-@pytest.mark.parametrize("frozen", [("encoder",), ()], ids=["kept", "encoded again"])
+@pytest.mark.parametrize("frozen", FROZEN.values(), ids=FROZEN)
 def test_log_probs_are_those_of_the_rollout(config: DiffusionPolicyConfig, frozen: tuple[str, ...]) -> None:
-    torch.manual_seed(0)
-    policy = build_policy(replace(config, explore=replace(config.explore, min_std=0.1)), SMALL_ROBOT)
-    set_frozen(policy, frozen)
-    _, memory = policy.encode(observe(5, seed=1), policy.initial_state(5))
-    context, _ = policy.encode(observe(5), memory)
-    sample = policy.sample(context, generator())
-    record = policy.store(context)
-    for index in (torch.tensor([3]), torch.tensor([4, 0, 2])):
-        log_prob = policy.log_prob(policy.restore(record[index]), sample.trace[index])
-        assert (log_prob - sample.log_prob[index]).abs().max() <= 1e-5
+    assert log_prob_difference(exploring(config), frozen) <= 1e-5
 
 
 def test_later_actions_do_not_change_earlier_ones_in_the_transformer() -> None:

@@ -12,6 +12,7 @@ from policies.denoising.kernels import FlowCPSConfig, FlowNoiseConfig, FlowSDECo
 from policies.policy import Policy, set_frozen
 from policies.registry import build_policy
 from tests.policies.encoding import encode
+from tests.policies.pretrained.log_probs import FROZEN, log_prob_difference
 from tests.policies.pretrained.toy import FLOW_POLICIES, toy
 from tests.policies.test_every_policy import ROBOT, observe
 
@@ -26,7 +27,10 @@ KERNELS: dict[str, Any] = {
 
 @pytest.fixture(params=[(version, kernel) for version in FLOW_POLICIES for kernel in KERNELS], ids="-".join)
 def policy(request: pytest.FixtureRequest) -> Policy:
-    version, kernel = request.param
+    return exploring(*request.param)
+
+
+def exploring(version: str, kernel: str) -> Policy:
     torch.manual_seed(0)
     made = build_policy(toy(version, KERNELS[kernel]), ROBOT)
     with torch.no_grad():
@@ -35,16 +39,9 @@ def policy(request: pytest.FixtureRequest) -> Policy:
     return made.requires_grad_(False)
 
 
-@pytest.mark.parametrize("frozen", [("encoder",), ()], ids=["cache kept", "encoded again"])
+@pytest.mark.parametrize("frozen", FROZEN.values(), ids=FROZEN)
 def test_log_probs_are_those_of_the_rollout(policy: Policy, frozen: tuple[str, ...]) -> None:
-    """In shuffled minibatches of one and of many."""
-    set_frozen(policy, frozen)
-    context = encode(policy, observe(6))
-    sample = policy.sample(context, torch.Generator().manual_seed(0))
-    record = policy.store(context)
-    for index in (torch.tensor([3]), torch.tensor([5, 0, 2, 4])):
-        log_prob = policy.log_prob(policy.restore(record[index]), sample.trace[index])
-        assert (log_prob - sample.log_prob[index]).abs().max() <= TOLERANCE
+    assert log_prob_difference(policy, frozen) <= TOLERANCE
 
 
 def test_what_is_not_executed_follows_the_flow(policy: Policy) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from policies.policy import set_frozen, trained_parameters
+from policies.policy import Policy, set_frozen, trained_parameters
 from policies.pretrained.checkpoint import CheckpointError, load_tensors
 from policies.pretrained.decoder import DecoderConfig
 from policies.pretrained.lora import LoRAConfig
@@ -22,6 +22,7 @@ from policies.registry import build_policy
 from sims.errors import UserError
 from tests.policies.encoding import encode
 from tests.policies.pretrained.golden import read_golden
+from tests.policies.pretrained.log_probs import FROZEN, log_prob_difference
 from tests.policies.pretrained.tiny_pi0 import ROBOT
 from tests.policies.pretrained.toy import OPENVLA, OPENVLA_OFT
 from tests.policies.test_every_policy import ROBOT as SMALL_ROBOT
@@ -50,19 +51,31 @@ def embedded_of(network: OpenVLANetwork) -> tuple[torch.Tensor, torch.Tensor]:
     return embedded, torch.cat([valid[:, :1], torch.ones(2, 4, dtype=torch.bool), valid[:, 1:]], dim=1)
 
 
-def test_one_by_one_decoding_has_the_references_logits() -> None:
+def difference_one_by_one() -> float:
     """Of given tokens, with the prefix encoded once; one prompt is padded, the reference's is not."""
     network = network_of(TINY)
     cache, first = network.prefill(*embedded_of(network))
     logits = network.action_logits(network.decode(cache, first, GOLDEN.inputs["action"][:, :-1]))
-    expected = GOLDEN.outputs["causal"][..., 468 - 256 : 468].flip(-1)
-    assert (logits - expected).abs().max() <= 5e-5
+    return (logits - GOLDEN.outputs["causal"][..., 468 - 256 : 468].flip(-1)).abs().max().item()
+
+
+def difference_in_parallel() -> float:
+    network = network_of(replace(TINY, decoding="parallel", action_horizon=2))
+    logits = network.action_logits(network.decode_parallel(*embedded_of(network)))
+    return (logits - GOLDEN.outputs["parallel"][..., 468 - 256 : 468].flip(-1)).abs().max().item()
+
+
+def test_one_by_one_decoding_has_the_references_logits() -> None:
+    assert difference_one_by_one() <= 5e-5
 
 
 def test_parallel_decoding_has_the_references_logits() -> None:
-    network = network_of(replace(TINY, decoding="parallel", action_horizon=2))
-    logits = network.action_logits(network.decode_parallel(*embedded_of(network)))
-    assert (logits - GOLDEN.outputs["parallel"][..., 468 - 256 : 468].flip(-1)).abs().max() <= 5e-5
+    assert difference_in_parallel() <= 5e-5
+
+
+def exploring(config: OpenVLAConfig) -> Policy:
+    torch.manual_seed(0)
+    return build_policy(config, SMALL_ROBOT)
 
 
 def test_all_256_bins() -> None:
@@ -100,18 +113,12 @@ def test_adapted_layers_start_as_they_were_and_alone_are_trained(config: OpenVLA
 
 
 @pytest.mark.parametrize("config", [OPENVLA, OPENVLA_OFT], ids=["autoregressive", "parallel"])
-@pytest.mark.parametrize("frozen", [("encoder",), ()], ids=["kept", "encoded again"])
+@pytest.mark.parametrize("frozen", FROZEN.values(), ids=FROZEN)
 def test_log_probs_are_those_of_the_rollout(config: OpenVLAConfig, frozen: tuple[str, ...]) -> None:
-    policy = build_policy(config, SMALL_ROBOT)
-    set_frozen(policy, frozen)
+    policy = exploring(config)
+    assert log_prob_difference(policy, frozen) <= 1e-5
     context = encode(policy, observe(5))
-    sample = policy.sample(context, generator())
-    record = policy.store(context)
-    for index in (torch.tensor([3]), torch.tensor([4, 0, 2])):
-        log_prob = policy.log_prob(policy.restore(record[index]), sample.trace[index])
-        assert (log_prob - sample.log_prob[index]).abs().max() <= 1e-5
-    expected = torch.zeros_like(sample.action).clamp(-1, 1)
-    assert policy.act(context, generator()).shape == expected.shape
+    assert policy.act(context, generator()).shape == policy.sample(context, generator()).action.shape
 
 
 @pytest.mark.parametrize("config", [OPENVLA, OPENVLA_OFT], ids=["autoregressive", "parallel"])
