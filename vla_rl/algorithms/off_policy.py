@@ -35,7 +35,7 @@ from vla_rl.algorithms.off_policy_critics import valued_shape
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.algorithms.off_policy_updates import OffPolicyUpdates, context_of_zeros, made_conditional, stored_example
 from vla_rl.algorithms.on_policy import ages
-from vla_rl.replay.demonstrations import Walk, recorded_walks, replay_of
+from vla_rl.replay.demonstrations import ChunkSequence, recorded_chunk_sequences, replay_of
 from vla_rl.replay.replay import SEVERAL, Entries, Replay, Windows
 from vla_rl.rollouts.collector import ActedChunk, Collector
 from vla_rl.rollouts.experience import Experience, reward_errors
@@ -87,7 +87,7 @@ class OffPolicy(OffPolicyUpdates):
         self.gate_seed = spawn_seed(seed, "gate")
         self._publish()
 
-    def _demonstrated(self) -> list[Walk]:
+    def _demonstrated(self) -> list[ChunkSequence]:
         """None where none are drawn, and where the stores are not known yet (the check of a run's settings)."""
         config = self.config
         needed = config.demonstration_share > 0 or config.offline_iterations > 0
@@ -99,7 +99,7 @@ class OffPolicy(OffPolicyUpdates):
                 "has no demonstrations: give algorithm.stores"
             )
         where, horizon = Selection(folds=config.folds), self.policy.spec.action_horizon
-        return recorded_walks(config.stores, where, action_horizon=horizon, gamma=config.gamma)
+        return recorded_chunk_sequences(config.stores, where, action_horizon=horizon, gamma=config.gamma)
 
     @property
     def offline(self) -> bool:
