@@ -27,7 +27,7 @@ from vla_rl.drive.server import DriveServer, serving
 from vla_rl.drive.session import DriveSession
 from world_models.bundle import FittedWorldModel, load_world_model, save_world_model
 from world_models.data.clip_sampler import ClipSampler
-from world_models.evaluation.parting import Parting, usual_picture_difference
+from world_models.evaluation.divergence import Divergence, usual_picture_difference
 from world_models.training.dynamics import DynamicsFit, DynamicsFitConfig
 from world_models.training.kinematics import KinematicsFit
 
@@ -57,7 +57,7 @@ def make_session(
     fitted: FittedWorldModel, clips: ClipSampler, env: dot_episodes.DotEnv | None, usual: float | None = None
 ) -> DriveSession:
     usual = usual_picture_difference(fitted.dynamics, clips, seed=0) if usual is None else usual
-    session = DriveSession(fitted, clips, Parting(usual_picture=usual, locate=None), env, CONTROL)
+    session = DriveSession(fitted, clips, Divergence(usual_picture=usual, locate=None), env, CONTROL)
     session.begin(0)
     return session
 
@@ -91,9 +91,9 @@ def test_where_they_part_is_told(fitted: FittedWorldModel, clips: ClipSampler) -
     for _ in range(8):
         session.step(RIGHT)
     said = [session.moment(step) for step in range(9)]
-    assert [one["parted"] for one in said] == ["picture" if one["difference"] > 0.2 else None for one in said]
-    assert said[0]["parted"] is None
-    assert said[-1]["parted"] == "picture"
+    assert [one["divergence"] for one in said] == ["picture" if one["difference"] > 0.2 else None for one in said]
+    assert said[0]["divergence"] is None
+    assert said[-1]["divergence"] == "picture"
 
 
 def test_without_a_simulator_the_imagined_robot_is_alone(fitted: FittedWorldModel, clips: ClipSampler) -> None:

@@ -1,4 +1,4 @@
-"""Imagined rollouts that are driven an action at a time, and where they part from the true episode."""
+"""Imagined rollouts that are driven an action at a time, and where they diverge from the true episode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sims.vector_env import StartState
 from tests import dot_episodes
 from world_models.bundle import load_world_model, save_world_model
 from world_models.data.clip_sampler import ClipSampler
-from world_models.evaluation.parting import Distance, Parting, picture_difference, usual_picture_difference
+from world_models.evaluation.divergence import Distance, Divergence, picture_difference, usual_picture_difference
 from world_models.imagined_rollout import ImaginedRollout
 
 H = dot_episodes.HORIZON
@@ -62,20 +62,20 @@ def locate(pictures: torch.Tensor, instructions: list[str]) -> torch.Tensor:
     return torch.where(columns.amax(1) > 0, place, torch.nan)[:, None].expand(-1, 2) / 2**0.5
 
 
-def test_distances_and_partings_by_hand() -> None:
-    parting = Parting(usual_picture=60.0, locate=locate)  # type: ignore[arg-type]
+def test_distances_and_divergence_by_hand() -> None:
+    divergence = Divergence(usual_picture=60.0, locate=locate)  # type: ignore[arg-type]
     black = torch.zeros_like(images(0))
-    same, near, far = (parting.distance(images(4), images(place), "") for place in (4, 5, 7))
+    same, near, far = (divergence.distance(images(4), images(place), "") for place in (4, 5, 7))
     assert same == Distance(picture=0.0, object_m=0.0)
     assert near.picture == far.picture == pytest.approx(2 * 255 / 10)
     assert near.object_m == pytest.approx(0.01)
     assert far.object_m == pytest.approx(0.03)
-    assert [parting.reason(one) for one in (same, near, far)] == [None, None, "object"]
-    assert parting.first([same, near, far, same]) == 2
-    assert parting.first([same, near]) is None
-    assert Parting(usual_picture=50.0, locate=None).reason(near) == "picture"
-    assert parting.distance(images(4), black, "").object_m == pytest.approx(0.1)  # lost
-    assert parting.distance(black, images(4), "").object_m is None  # not to be seen in truth
+    assert [divergence.reason(one) for one in (same, near, far)] == [None, None, "object"]
+    assert divergence.first([same, near, far, same]) == 2
+    assert divergence.first([same, near]) is None
+    assert Divergence(usual_picture=50.0, locate=None).reason(near) == "picture"
+    assert divergence.distance(images(4), black, "").object_m == pytest.approx(0.1)  # lost
+    assert divergence.distance(black, images(4), "").object_m is None  # not to be seen in truth
 
 
 def test_the_usual_difference_is_a_quantile_of_single_predictions(tmp_path: Path) -> None:

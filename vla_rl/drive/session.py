@@ -20,7 +20,7 @@ from sims.vector_env import Observation, StartState, VectorEnv
 from vla_rl.runners.world_model import check_simulator
 from world_models.bundle import FittedWorldModel
 from world_models.data.clip_sampler import ClipSampler
-from world_models.evaluation.parting import APART_M, Distance, Parting
+from world_models.evaluation.divergence import DIVERGED_M, Distance, Divergence
 from world_models.imagined_rollout import ImaginedRollout, recorded_start
 
 AMPLIFIED = 3  # differences in their picture
@@ -49,12 +49,12 @@ class DriveSession:
         self,
         fitted: FittedWorldModel,
         clips: ClipSampler,
-        parting: Parting,
+        divergence: Divergence,
         env: VectorEnv | None,
         control: ControlSettings,
     ) -> None:
         """UserError where the simulator has another robot or lacks a task of ``clips``."""
-        self._fitted, self._clips, self._parting, self.control = fitted, clips, parting, control
+        self._fitted, self._clips, self._divergence, self.control = fitted, clips, divergence, control
         self.robot = fitted.info.robot
         self._env = None if env is None else on_device(env, HOST)
         longest = max(entry.steps for entry in clips.entries)
@@ -123,7 +123,7 @@ class DriveSession:
         if not self._true:
             return None
         instruction = self._clips.entries[self.episode].instruction
-        return self._parting.distance(self._true[-1].images, self._imagined.moments[-1].images, instruction)
+        return self._divergence.distance(self._true[-1].images, self._imagined.moments[-1].images, instruction)
 
     # -- what is shown ---------------------------------------------------------------------------------------------
 
@@ -152,8 +152,8 @@ class DriveSession:
             "control_hz": self.robot.control_hz,
             "max_steps": self._max_steps,
             "chunk": self._fitted.dynamics.action_horizon,
-            "usual_picture": self._parting.usual_picture,
-            "apart_mm": 1000 * APART_M,
+            "usual_picture": self._divergence.usual_picture,
+            "diverged_mm": 1000 * DIVERGED_M,
             "can_rewind": not self._true or self._true[0].snapshot is not None,
         }
 
@@ -170,7 +170,7 @@ class DriveSession:
             "true_success": self._true[step].success if self._true else None,
             "difference": None if distance is None else distance.picture,
             "object_mm": None if distance is None or distance.object_m is None else 1000 * distance.object_m,
-            "parted": None if distance is None else self._parting.reason(distance),
+            "divergence": None if distance is None else self._divergence.reason(distance),
             "ended": self.ended if step == self.steps else "",
         }
 

@@ -27,9 +27,9 @@ from world_models.bundle import FittedWorldModel, WorldModelInfo, check_robot, l
 from world_models.data.clip import Part, first_history
 from world_models.data.clip_sampler import ClipSampler
 from world_models.data.keyframes import ImaginedStarts
+from world_models.evaluation.divergence import Divergence, usual_picture_difference
 from world_models.evaluation.evaluate import WorldModelEvaluation
 from world_models.evaluation.imagined_success import set_thresholds
-from world_models.evaluation.parting import Parting, usual_picture_difference
 from world_models.imagined_env import ImaginedEnv
 from world_models.models.autoencoder import Autoencoder
 from world_models.models.flow_model import FlowWorldModel
@@ -306,19 +306,19 @@ def evaluate_world_model(
     if env is not None:
         check_simulator(fitted.info, clips, env.spec)
     evaluation = WorldModelEvaluation(reward_model=fitted.reward_model, clips=clips, reward_every=every, seed=seed)
-    parting = make_parting(fitted, stores, sim=sim, seed=seed)
-    report = evaluation.report(fitted.dynamics, env=env, no_action=no_action, locate=parting.locate)
+    divergence = make_divergence(fitted, stores, sim=sim, seed=seed)
+    report = evaluation.report(fitted.dynamics, env=env, no_action=no_action, locate=divergence.locate)
     compared = write_evaluation_videos(
-        fitted, clips, directory / "videos", env=env, parting=parting, reward_every=every, seed=seed
+        fitted, clips, directory / "videos", env=env, divergence=divergence, reward_every=every, seed=seed
     )
     return report | {
         "videos": [str(one.video) for one in compared],
-        "usual_picture_difference": parting.usual_picture,
-        "parted": {one.video.stem: {"after": one.parted_after, "reason": one.reason} for one in compared},
+        "usual_picture_difference": divergence.usual_picture,
+        "divergence": {one.video.stem: {"step": one.divergence_step, "reason": one.reason} for one in compared},
     }
 
 
-def make_parting(fitted: FittedWorldModel, stores: Sequence[Path], *, sim: EnvConfig, seed: int) -> Parting:
+def make_divergence(fitted: FittedWorldModel, stores: Sequence[Path], *, sim: EnvConfig, seed: int) -> Divergence:
     """What counts as usual is measured on the calibration episodes of ``stores``."""
     usual = usual_picture_difference(fitted.dynamics, open_clips_for(fitted, stores, "calibration"), seed=seed)
-    return Parting(usual_picture=usual, locate=object_locator(sim, fitted.info.robot.cameras))
+    return Divergence(usual_picture=usual, locate=object_locator(sim, fitted.info.robot.cameras))

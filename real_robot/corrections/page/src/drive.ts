@@ -17,7 +17,7 @@ interface Episode {
   max_steps: number;
   chunk: number;
   usual_picture: number;
-  apart_mm: number;
+  diverged_mm: number;
   can_rewind: boolean;
 }
 
@@ -31,7 +31,7 @@ interface Moment {
   true_success: boolean | null;
   difference: number | null;
   object_mm: number | null;
-  parted: "picture" | "object" | null;
+  divergence: "picture" | "object" | null;
   ended: string;
 }
 
@@ -85,9 +85,9 @@ function showEpisode(about: Episode): void {
     `Start ${about.episode + 1} of ${about.episodes}. The model imagines ${about.chunk} steps at a time, each time from its own prediction. ` +
     "Uncertainty is the model's own estimate of its error. " +
     (about.rows.length === 1 ? "Without a simulator there is nothing to compare with." :
-      `They have parted where the pictures differ by more than ${about.usual_picture.toFixed(1)} of 255 in the mean, ` +
-      `which at most 5 % of single predictions do, or the object is ${about.apart_mm} mm from its true place.`));
-  element("key-difference").hidden = element("key-parted").hidden = about.rows.length === 1;
+      `They have diverged where the pictures differ by more than ${about.usual_picture.toFixed(1)} of 255 in the mean, ` +
+      `which at most 5 % of single predictions do, or the object is ${about.diverged_mm} mm from its true place.`));
+  element("key-difference").hidden = element("key-diverged").hidden = about.rows.length === 1;
   element("pictures").replaceChildren(...about.rows.map((row) => {
     const figure = document.createElement("figure");
     const canvas = Object.assign(document.createElement("canvas"), { id: `picture-${row}` });
@@ -125,10 +125,10 @@ function outcomes(about: Episode, step: number): string {
   const now = moments[step];
   const texts = [`Imagined: ${first((one) => one.imagined_success)}, uncertainty ${now.error.toFixed(1)} times the usual.`];
   if (now.difference === null) return texts[0];
-  const parted = seen.find((one) => one.parted !== null);
+  const diverged = seen.find((one) => one.divergence !== null);
   texts.unshift(`True: ${first((one) => one.true_success === true)}.`);
   texts.push(`The pictures differ by ${now.difference.toFixed(1)} of 255 (usual: up to ${about.usual_picture.toFixed(1)})${now.object_mm === null ? "" : `, the object by ${now.object_mm.toFixed(0)} mm`}.`);
-  texts.push(parted === undefined ? "They have not parted." : `They parted at step ${parted.step} (${parted.parted}).`);
+  texts.push(diverged === undefined ? "They have not diverged." : `They diverged at step ${diverged.step} (${diverged.divergence}).`);
   return texts.join(" ");
 }
 
@@ -145,8 +145,8 @@ function drawChart(about: Episode, at: number): void {
   };
   draw.fillStyle = color("hold");
   draw.fillRect(0, y(1), width, 1);
-  const parted = moments.find((one) => one.parted !== null);
-  if (parted !== undefined) vertical(parted.step, "bad");
+  const diverged = moments.find((one) => one.divergence !== null);
+  if (diverged !== undefined) vertical(diverged.step, "bad");
   if (at < moments.length - 1) vertical(at, "focus");
   const line = (value: (moment: Moment) => number, style: string) => {
     [draw.strokeStyle, draw.lineWidth] = [color(style), 2];

@@ -1,4 +1,4 @@
-"""Where an imagined episode and the true one part."""
+"""Where an imagined episode and the true one diverge."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from world_models.evaluation.open_loop import LOST_M
 from world_models.models.flow_model import FlowWorldModel
 
 QUANTILE = 0.95  # of the differences after one prediction that counts as usual
-APART_M = 0.02
+DIVERGED_M = 0.02  # of an object from its true place
 Images = UInt8[Tensor, "cameras height width 3"]
 
 
@@ -35,12 +35,12 @@ class Distance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parting:
+class Divergence:
     """Measures an imagined observation beside the true one.
 
-    They have parted where the pictures differ by more than ``usual_picture``, which the model exceeds in at most 5 % of
-    its single predictions from recorded observations, or where an object is APART_M away from its true place (with
-    ``locate``, see ``sims.registry.object_locator``).
+    They have diverged where the pictures differ by more than ``usual_picture``, which the model exceeds in at most 5 %
+    of its single predictions from recorded observations, or where an object is DIVERGED_M away from its true place
+    (with ``locate``, see ``sims.registry.object_locator``).
     """
 
     usual_picture: float
@@ -56,13 +56,13 @@ class Parting:
         return Distance(picture=float(picture_difference(both[:1], both[1:])), object_m=apart)
 
     def reason(self, distance: Distance) -> Literal["picture", "object"] | None:
-        """What has parted, if anything has."""
+        """What has diverged, if anything has."""
         if distance.picture > self.usual_picture:
             return "picture"
-        return "object" if distance.object_m is not None and distance.object_m > APART_M else None
+        return "object" if distance.object_m is not None and distance.object_m > DIVERGED_M else None
 
     def first(self, distances: Sequence[Distance]) -> int | None:
-        """The first of them at which they have parted."""
+        """The first of them at which they have diverged."""
         return next((i for i, distance in enumerate(distances) if self.reason(distance) is not None), None)
 
 
