@@ -27,7 +27,7 @@ from vla_rl.drive.server import DriveServer, serving
 from vla_rl.drive.session import DriveSession
 from world_models.bundle import FittedWorldModel, load_world_model, save_world_model
 from world_models.data.clip_sampler import ClipSampler
-from world_models.evaluation.divergence import Divergence, usual_picture_difference
+from world_models.evaluation.divergence import Divergence, reference_image_difference
 from world_models.training.dynamics import DynamicsFit, DynamicsFitConfig
 from world_models.training.kinematics import KinematicsFit
 
@@ -49,15 +49,15 @@ def fitted(clips: ClipSampler, tmp_path_factory: pytest.TempPathFactory) -> Fitt
     config = DynamicsFitConfig(steps=30, batch_size=8, learning_rate=5e-3, warmup=5)
     dot_episodes.finish(DynamicsFit(dynamics, config, clips, seed=0))
     path = tmp_path_factory.mktemp("fit") / "world.safetensors"
-    save_world_model(dynamics.eval(), reward_model, path, usual_error=1.0, metrics={}, reward_every=2)
+    save_world_model(dynamics.eval(), reward_model, path, reference_error=1.0, metrics={}, reward_every=2)
     return load_world_model(path)
 
 
 def make_session(
-    fitted: FittedWorldModel, clips: ClipSampler, env: dot_episodes.DotEnv | None, usual: float | None = None
+    fitted: FittedWorldModel, clips: ClipSampler, env: dot_episodes.DotEnv | None, reference: float | None = None
 ) -> DriveSession:
-    usual = usual_picture_difference(fitted.dynamics, clips, seed=0) if usual is None else usual
-    session = DriveSession(fitted, clips, Divergence(usual_picture=usual, locate=None), env, CONTROL)
+    reference = reference_image_difference(fitted.dynamics, clips, seed=0) if reference is None else reference
+    session = DriveSession(fitted, clips, Divergence(reference_image_difference=reference, locate=None), env, CONTROL)
     session.begin(0)
     return session
 
@@ -87,7 +87,7 @@ def test_both_robots_get_the_same_actions_and_go_back_together(fitted: FittedWor
 
 
 def test_where_they_part_is_told(fitted: FittedWorldModel, clips: ClipSampler) -> None:
-    session = make_session(fitted, clips, dot_episodes.DotEnv(), usual=0.2)
+    session = make_session(fitted, clips, dot_episodes.DotEnv(), reference=0.2)
     for _ in range(8):
         session.step(RIGHT)
     said = [session.moment(step) for step in range(9)]

@@ -152,7 +152,7 @@ class DriveSession:
             "control_hz": self.robot.control_hz,
             "max_steps": self._max_steps,
             "chunk": self._fitted.dynamics.action_horizon,
-            "usual_picture": self._divergence.usual_picture,
+            "reference_image_difference": self._divergence.reference_image_difference,
             "diverged_mm": 1000 * DIVERGED_M,
             "can_rewind": not self._true or self._true[0].snapshot is not None,
         }

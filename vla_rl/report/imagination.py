@@ -197,7 +197,7 @@ def _videos(rounds: Sequence[Round]) -> str:
     if divergence:
         note += (
             " The line between them turns red in the first frame in which they diverge: the mean difference of all "
-            f"pixels exceeds {report['usual_picture_difference']:.1f} of 255, which at most 5 % of single "
+            f"pixels exceeds {report['reference_image_difference']:.1f} of 255, which at most 5 % of single "
             "predictions from recorded observations do, or the object is 2 cm away from its true place."
         )
     cards = "".join(

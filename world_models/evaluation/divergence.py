@@ -19,7 +19,7 @@ from world_models.data.clip_sampler import ClipSampler
 from world_models.evaluation.open_loop import LOST_M
 from world_models.models.flow_model import FlowWorldModel
 
-QUANTILE = 0.95  # of the differences after one prediction that counts as usual
+QUANTILE = 0.95  # of the differences after one prediction: the reference
 DIVERGED_M = 0.02  # of an object from its true place
 Images = UInt8[Tensor, "cameras height width 3"]
 
@@ -38,12 +38,12 @@ class Distance:
 class Divergence:
     """Measures an imagined observation beside the true one.
 
-    They have diverged where the pictures differ by more than ``usual_picture``, which the model exceeds in at most 5 %
-    of its single predictions from recorded observations, or where an object is DIVERGED_M away from its true place
-    (with ``locate``, see ``sims.registry.object_locator``).
+    They have diverged where the pictures differ by more than ``reference_image_difference``, which the model exceeds
+    in at most 5 % of its single predictions from recorded observations, or where an object is DIVERGED_M away from its
+    true place (with ``locate``, see ``sims.registry.object_locator``).
     """
 
-    usual_picture: float
+    reference_image_difference: float
     locate: ObjectLocator | None
 
     def distance(self, truth: Images, imagined: Images, instruction: str) -> Distance:
@@ -57,7 +57,7 @@ class Divergence:
 
     def reason(self, distance: Distance) -> Literal["picture", "object"] | None:
         """What has diverged, if anything has."""
-        if distance.picture > self.usual_picture:
+        if distance.picture > self.reference_image_difference:
             return "picture"
         return "object" if distance.object_m is not None and distance.object_m > DIVERGED_M else None
 
@@ -74,7 +74,7 @@ def picture_difference(
 
 
 @crossing("evaluation")
-def usual_picture_difference(model: FlowWorldModel, clips: ClipSampler, *, seed: int, count: int = 128) -> float:
+def reference_image_difference(model: FlowWorldModel, clips: ClipSampler, *, seed: int, count: int = 128) -> float:
     """The quantile QUANTILE of the picture's error after one chunk, from a recorded observation.
 
     Of any observation or of the first ones of episodes, whichever is larger: robots move most at the start, and there

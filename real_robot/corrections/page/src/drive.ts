@@ -16,7 +16,7 @@ interface Episode {
   control_hz: number;
   max_steps: number;
   chunk: number;
-  usual_picture: number;
+  reference_image_difference: number;
   diverged_mm: number;
   can_rewind: boolean;
 }
@@ -38,7 +38,7 @@ interface Moment {
 const HEARTBEAT_MS = 33;
 const RECONNECT_MS = 1000;
 const REPLACED = 4409;
-const HIGHEST = 4; // of the chart, in usual values
+const HIGHEST = 4; // of the chart, in reference values
 const ROWS: Record<string, string> = { true: "True simulator", imagined: "Imagined", difference: "Difference, three times" };
 const HOTKEYS: Record<string, string> = { KeyN: "next", KeyB: "rewind", Backspace: "again" };
 
@@ -85,7 +85,7 @@ function showEpisode(about: Episode): void {
     `Start ${about.episode + 1} of ${about.episodes}. The model imagines ${about.chunk} steps at a time, each time from its own prediction. ` +
     "Uncertainty is the model's own estimate of its error. " +
     (about.rows.length === 1 ? "Without a simulator there is nothing to compare with." :
-      `They have diverged where the pictures differ by more than ${about.usual_picture.toFixed(1)} of 255 in the mean, ` +
+      `They have diverged where the pictures differ by more than ${about.reference_image_difference.toFixed(1)} of 255 in the mean, ` +
       `which at most 5 % of single predictions do, or the object is ${about.diverged_mm} mm from its true place.`));
   element("key-difference").hidden = element("key-diverged").hidden = about.rows.length === 1;
   element("pictures").replaceChildren(...about.rows.map((row) => {
@@ -123,16 +123,16 @@ function outcomes(about: Episode, step: number): string {
     return at < 0 ? "no success so far" : `success at step ${at}`;
   };
   const now = moments[step];
-  const texts = [`Imagined: ${first((one) => one.imagined_success)}, uncertainty ${now.error.toFixed(1)} times the usual.`];
+  const texts = [`Imagined: ${first((one) => one.imagined_success)}, uncertainty ${now.error.toFixed(1)} times the reference.`];
   if (now.difference === null) return texts[0];
   const diverged = seen.find((one) => one.divergence !== null);
   texts.unshift(`True: ${first((one) => one.true_success === true)}.`);
-  texts.push(`The pictures differ by ${now.difference.toFixed(1)} of 255 (usual: up to ${about.usual_picture.toFixed(1)})${now.object_mm === null ? "" : `, the object by ${now.object_mm.toFixed(0)} mm`}.`);
+  texts.push(`The pictures differ by ${now.difference.toFixed(1)} of 255 (reference: ${about.reference_image_difference.toFixed(1)})${now.object_mm === null ? "" : `, the object by ${now.object_mm.toFixed(0)} mm`}.`);
   texts.push(diverged === undefined ? "They have not diverged." : `They diverged at step ${diverged.step} (${diverged.divergence}).`);
   return texts.join(" ");
 }
 
-/** Uncertainty and difference over steps, both in usual values, up to HIGHEST; `at`: the step that is shown. */
+/** Uncertainty and difference over steps, both in reference values, up to HIGHEST; `at`: the step that is shown. */
 function drawChart(about: Episode, at: number): void {
   const canvas = clearedCanvas("chart");
   if (canvas === null) return;
@@ -155,10 +155,10 @@ function drawChart(about: Episode, at: number): void {
     draw.stroke();
   };
   line((one) => one.error, "policy");
-  if (about.rows.length > 1) line((one) => (one.difference ?? 0) / about.usual_picture, "human");
+  if (about.rows.length > 1) line((one) => (one.difference ?? 0) / about.reference_image_difference, "human");
   const last = moments[moments.length - 1];
-  const difference = last.difference === null ? "" : `, difference ${(last.difference / about.usual_picture).toFixed(1)}`;
-  element("chart").setAttribute("aria-label", `${last.step} steps; at the last one uncertainty ${last.error.toFixed(1)}${difference} times the usual`);
+  const difference = last.difference === null ? "" : `, difference ${(last.difference / about.reference_image_difference).toFixed(1)}`;
+  element("chart").setAttribute("aria-label", `${last.step} steps; at the last one uncertainty ${last.error.toFixed(1)}${difference} times the reference`);
 }
 
 /** The picture's rows, each with all cameras side by side: here one canvas per row, cameras below each other. */
