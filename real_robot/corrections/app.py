@@ -15,7 +15,7 @@ from episodes.schema import EpisodeError
 from real_robot.corrections.access import SESSION_LIFE_S, Access, Origins, Person, Role
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.browsing import EpisodeBrowser, Filter, NotFound
-from real_robot.corrections.connections import serve_control, serve_pictures, serve_session
+from real_robot.corrections.connections import serve_control, serve_frames, serve_session
 from real_robot.corrections.robot_thread import RobotThread
 from real_robot.corrections.success_classifier import ClassifierFits, FitUnderWay
 from real_robot.corrections.training import TrainingReader
@@ -89,9 +89,9 @@ def make_app(
     async def control(socket: WebSocket) -> None:
         await serve_session(socket, access, lambda person: serve_control(socket, person, robot, audit))
 
-    @app.websocket("/ws/pictures")
-    async def pictures(socket: WebSocket) -> None:
-        await serve_session(socket, access, lambda person: serve_pictures(socket, robot))
+    @app.websocket("/ws/frames")
+    async def frames(socket: WebSocket) -> None:
+        await serve_session(socket, access, lambda person: serve_frames(socket, robot))
 
     return app
 

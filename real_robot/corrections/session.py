@@ -382,9 +382,9 @@ class CorrectionSession:
         return self.plan.rest(self.attempt.length)
 
     def paths(self) -> dict[str, list[list[Point]]] | None:
-        """{planned, executed}: of each camera the line of the end effector in its picture; None where unknown.
+        """{planned, executed}: of each camera the line of the end effector in its image; None where unknown.
 
-        Points are (right, down) as shares of the picture. Planned: by the policy's chunk from here on, also while a
+        Points are (right, down) as shares of the image. Planned: by the policy's chunk from here on, also while a
         person drives. Executed: of the last ``SHOWN_PATH_STEPS``.
         """
         if self._projecting is None:

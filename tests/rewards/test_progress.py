@@ -117,7 +117,7 @@ def test_the_packaged_process_reward() -> None:
 
 
 def store_of(folder: Path, *, first: int = 0) -> Path:
-    """Two instructions: to the right as usual, and of the same pictures "go left", which never succeeds."""
+    """Two instructions: to the right as usual, and of the same images "go left", which never succeeds."""
     with EpisodeStore(folder, create=True) as store:
         store.add_all(success(seed, [], steps=8 + seed % 5) for seed in range(first, first + 20))
         store.add_all(success(1000 + seed, [], steps=9, instruction="wait there") for seed in range(first, first + 20))
@@ -138,7 +138,7 @@ def test_a_fitted_model_orders_other_episodes_and_tells_failures(tmp_path: Path)
 
 
 def test_with_another_instruction_there_is_no_progress(tmp_path: Path) -> None:
-    """The pictures are those of the other task's success."""
+    """The images are those of the other task's success."""
     recorded = LabeledEpisodes([EpisodeStore(store_of(tmp_path / "a"))])
     fit = make_fit(recorded, other_instructions=1.0)
     batch = fit.draw()
@@ -200,7 +200,7 @@ def test_equal_scores_share_their_average_rank() -> None:
 
 
 class Position:
-    """The dot's place as progress; the pictures are not looked at."""
+    """The dot's place as progress; the images are not looked at."""
 
     device = torch.device("cpu")
 

@@ -91,9 +91,9 @@ def test_where_they_part_is_told(fitted: FittedWorldModel, clips: ClipSampler) -
     for _ in range(8):
         session.step(RIGHT)
     said = [session.moment(step) for step in range(9)]
-    assert [one["divergence"] for one in said] == ["picture" if one["difference"] > 0.2 else None for one in said]
+    assert [one["divergence"] for one in said] == ["image" if one["difference"] > 0.2 else None for one in said]
     assert said[0]["divergence"] is None
-    assert said[-1]["divergence"] == "picture"
+    assert said[-1]["divergence"] == "image"
 
 
 def test_without_a_simulator_the_imagined_robot_is_alone(fitted: FittedWorldModel, clips: ClipSampler) -> None:
@@ -198,12 +198,12 @@ def pixels(page: Page, row: str) -> np.ndarray:
       const canvas = document.getElementById(id);
       return [canvas.height, [...canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data]];
     }"""
-    height, data = page.evaluate(script, f"picture-{row}")
+    height, data = page.evaluate(script, f"image-{row}")
     return np.array(data, dtype=np.uint8).reshape(height, -1, 4)
 
 
 def dot(image: np.ndarray) -> float:
-    """The column of the red dot in the upper camera's picture."""
+    """The column of the red dot in the upper camera's image."""
     upper = image[: dot_episodes.SIZE].astype(float)
     redness = (upper[..., 0] - upper[..., 1] - 40).clip(0).sum(0)
     return float(redness @ np.arange(len(redness)) / redness.sum())
@@ -218,7 +218,7 @@ def test_a_person_drives_scrubs_goes_back_and_begins_again(chromium: Browser, ru
         page.set_default_timeout(TIMEOUT_MS)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(running.invite())
-        wait_until(page, "document.getElementById('picture-true')?.dataset.step === '0'")
+        wait_until(page, "document.getElementById('image-true')?.dataset.step === '0'")
         at_start = dot(pixels(page, "true"))
         assert np.abs(pixels(page, "true").astype(int) - pixels(page, "imagined")).max() <= 8  # the same start, as JPEG
 
@@ -229,7 +229,7 @@ def test_a_person_drives_scrubs_goes_back_and_begins_again(chromium: Browser, ru
         wait_until(page, "Number(document.getElementById('at').max) >= 6")
         page.keyboard.up("Shift")
         page.keyboard.up("w")
-        wait_until(page, "document.getElementById('picture-true').dataset.step === document.getElementById('at').max")
+        wait_until(page, "document.getElementById('image-true').dataset.step === document.getElementById('at').max")
         steps, seen = int(page.get_attribute("#at", "max") or 0), dot(pixels(page, "true"))
         assert seen == pytest.approx(at_start + steps / 2, abs=1.5)
         assert (page.text_content("#mode") or "") == "Hold Shift and drive"
@@ -238,7 +238,7 @@ def test_a_person_drives_scrubs_goes_back_and_begins_again(chromium: Browser, ru
 
         page.focus("#at")
         page.keyboard.press("Home")
-        wait_until(page, "document.getElementById('picture-true').dataset.step === '0'")
+        wait_until(page, "document.getElementById('image-true').dataset.step === '0'")
         assert dot(pixels(page, "true")) == pytest.approx(at_start, abs=0.5)
         page.keyboard.press("ArrowRight")
         page.keyboard.press("ArrowRight")

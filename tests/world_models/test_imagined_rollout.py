@@ -12,7 +12,7 @@ from sims.vector_env import StartState
 from tests import dot_episodes
 from world_models.bundle import load_world_model, save_world_model
 from world_models.data.clip_sampler import ClipSampler
-from world_models.evaluation.divergence import Distance, Divergence, picture_difference, reference_image_difference
+from world_models.evaluation.divergence import Distance, Divergence, image_difference, reference_image_difference
 from world_models.imagined_rollout import ImaginedRollout
 
 H = dot_episodes.HORIZON
@@ -50,14 +50,14 @@ def test_it_is_what_the_imagined_environment_shows_and_can_be_taken_back(tmp_pat
 
 def images(place: int) -> torch.Tensor:
     """One camera, 2 x 10 pixels, of which a column is white."""
-    picture = torch.zeros(1, 2, 10, 3, dtype=torch.uint8)
-    picture[:, :, place] = 255
-    return picture
+    image = torch.zeros(1, 2, 10, 3, dtype=torch.uint8)
+    image[:, :, place] = 255
+    return image
 
 
-def locate(pictures: torch.Tensor, instructions: list[str]) -> torch.Tensor:
+def locate(frames: torch.Tensor, instructions: list[str]) -> torch.Tensor:
     """A white column is a centimeter wide; NaN where there is none."""
-    columns = pictures[:, 0, 0, :, 0]
+    columns = frames[:, 0, 0, :, 0]
     place = columns.float().argmax(1).float() / 100
     return torch.where(columns.amax(1) > 0, place, torch.nan)[:, None].expand(-1, 2) / 2**0.5
 
@@ -66,14 +66,14 @@ def test_distances_and_divergence_by_hand() -> None:
     divergence = Divergence(reference_image_difference=60.0, locate=locate)  # type: ignore[arg-type]
     black = torch.zeros_like(images(0))
     same, near, far = (divergence.distance(images(4), images(place), "") for place in (4, 5, 7))
-    assert same == Distance(picture=0.0, object_m=0.0)
-    assert near.picture == far.picture == pytest.approx(2 * 255 / 10)
+    assert same == Distance(image=0.0, object_m=0.0)
+    assert near.image == far.image == pytest.approx(2 * 255 / 10)
     assert near.object_m == pytest.approx(0.01)
     assert far.object_m == pytest.approx(0.03)
     assert [divergence.reason(one) for one in (same, near, far)] == [None, None, "object"]
     assert divergence.first([same, near, far, same]) == 2
     assert divergence.first([same, near]) is None
-    assert Divergence(reference_image_difference=50.0, locate=None).reason(near) == "picture"
+    assert Divergence(reference_image_difference=50.0, locate=None).reason(near) == "image"
     assert divergence.distance(images(4), black, "").object_m == pytest.approx(0.1)  # lost
     assert divergence.distance(black, images(4), "").object_m is None  # not to be seen in truth
 
@@ -85,8 +85,6 @@ def test_the_reference_difference_is_a_quantile_of_single_predictions(tmp_path: 
     model.fit_scales(*clips.statistics())
     drawn = clips.draw(np.random.default_rng(3), 40, 1).frames
     first = torch.stack([clips.clip(episode, 0, 1).frames for episode in range(len(clips.entries))])
-    expected = max(
-        np.quantile(picture_difference(frames[:, 0], frames[:, 1]).numpy(), 0.95) for frames in (drawn, first)
-    )
+    expected = max(np.quantile(image_difference(frames[:, 0], frames[:, 1]).numpy(), 0.95) for frames in (drawn, first))
     assert reference_image_difference(model, clips, seed=3, count=40) == pytest.approx(expected, rel=0.05)
     assert expected > 1

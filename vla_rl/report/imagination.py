@@ -121,7 +121,7 @@ def _hallucinated(report: Mapping[str, Any], limit: float | None) -> str:
 
 
 def _controls(report: Mapping[str, Any]) -> str:
-    """What a model would hallucinate that does not look at the picture, and one that does not know the actions."""
+    """What a model would hallucinate that does not look at the images, and one that does not know the actions."""
     names = "frozen_picture_hallucinated_success", "no_action_hallucinated_success"
     return ", ".join("none" if report.get(name) is None else percent(report[name]) for name in names)
 

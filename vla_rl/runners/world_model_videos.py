@@ -55,7 +55,7 @@ class Comparison:
 
     video: Path
     divergence_step: int | None
-    reason: Literal["picture", "object"] | None
+    reason: Literal["image", "object"] | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,11 +26,11 @@ Images = UInt8[Tensor, "cameras height width 3"]
 
 @dataclass(frozen=True, kw_only=True)
 class Distance:
-    """Between a true and an imagined observation. ``picture``: mean absolute difference over all pixels of all cameras,
+    """Between a true and an imagined observation. ``image``: mean absolute difference over all pixels of all cameras,
     of 255. ``object_m``: between the places of the object that the instruction names; None where the simulator does not
     find it in the true images, LOST_M where it is not in the imagined ones."""
 
-    picture: float
+    image: float
     object_m: float | None
 
 
@@ -38,7 +38,7 @@ class Distance:
 class Divergence:
     """Measures an imagined observation beside the true one.
 
-    They have diverged where the pictures differ by more than ``reference_image_difference``, which the model exceeds
+    They have diverged where the images differ by more than ``reference_image_difference``, which the model exceeds
     in at most 5 % of its single predictions from recorded observations, or where an object is DIVERGED_M away from its
     true place (with ``locate``, see ``sims.registry.object_locator``).
     """
@@ -53,12 +53,12 @@ class Divergence:
             true_place, place = self.locate(both, [instruction] * 2)
             if true_place.isfinite().all():
                 apart = float(torch.nan_to_num((place - true_place).norm(), nan=LOST_M).clamp(max=LOST_M))
-        return Distance(picture=float(picture_difference(both[:1], both[1:])), object_m=apart)
+        return Distance(image=float(image_difference(both[:1], both[1:])), object_m=apart)
 
-    def reason(self, distance: Distance) -> Literal["picture", "object"] | None:
+    def reason(self, distance: Distance) -> Literal["image", "object"] | None:
         """What has diverged, if anything has."""
-        if distance.picture > self.reference_image_difference:
-            return "picture"
+        if distance.image > self.reference_image_difference:
+            return "image"
         return "object" if distance.object_m is not None and distance.object_m > DIVERGED_M else None
 
     def first(self, distances: Sequence[Distance]) -> int | None:
@@ -66,7 +66,7 @@ class Divergence:
         return next((i for i, distance in enumerate(distances) if self.reason(distance) is not None), None)
 
 
-def picture_difference(
+def image_difference(
     a: UInt8[Tensor, "B cameras height width 3"], b: UInt8[Tensor, "B cameras height width 3"]
 ) -> Float[Tensor, " B"]:
     """Mean absolute difference over all pixels of all cameras, of 255."""
@@ -75,7 +75,7 @@ def picture_difference(
 
 @crossing("evaluation")
 def reference_image_difference(model: FlowWorldModel, clips: ClipSampler, *, seed: int, count: int = 128) -> float:
-    """The quantile QUANTILE of the picture's error after one chunk, from a recorded observation.
+    """The quantile QUANTILE of the image's error after one chunk, from a recorded observation.
 
     Of any observation or of the first ones of episodes, whichever is larger: robots move most at the start, and there
     an imagined episode begins.
@@ -92,4 +92,4 @@ def _errors(model: FlowWorldModel, clip: Clip, seed: int) -> Float[Tensor, " B"]
     placed, noise = clip.to(model.device), model.noise(len(clip.length), make_generator(model.device, seed))
     prefill = model.prefill(first_history(model, placed))
     imagined = model.sample_chunk(prefill, placed.action[:, 0], placed.length[:, 0], noise)
-    return picture_difference(model.decode(imagined.latent).cpu(), clip.frames[:, 1])
+    return image_difference(model.decode(imagined.latent).cpu(), clip.frames[:, 1])

@@ -25,13 +25,13 @@ interface Moment {
   type: "moment";
   number: number;
   step: number;
-  picture: string;
+  image: string;
   error: number;
   imagined_success: boolean;
   true_success: boolean | null;
   difference: number | null;
   object_mm: number | null;
-  divergence: "picture" | "object" | null;
+  divergence: "image" | "object" | null;
   ended: string;
 }
 
@@ -45,7 +45,7 @@ const HOTKEYS: Record<string, string> = { KeyN: "next", KeyB: "rewind", Backspac
 let socket: WebSocket | null = null;
 let episode: Episode | null = null;
 let moments: Moment[] = [];
-let drawn = 0; // pictures that were asked for; only the newest is shown
+let drawn = 0; // images that were asked for; only the newest is shown
 
 function connect(): void {
   socket = new WebSocket(`${location.origin.replace("http", "ws")}/ws/drive`);
@@ -85,12 +85,12 @@ function showEpisode(about: Episode): void {
     `Start ${about.episode + 1} of ${about.episodes}. The model imagines ${about.chunk} steps at a time, each time from its own prediction. ` +
     "Uncertainty is the model's own estimate of its error. " +
     (about.rows.length === 1 ? "Without a simulator there is nothing to compare with." :
-      `They have diverged where the pictures differ by more than ${about.reference_image_difference.toFixed(1)} of 255 in the mean, ` +
+      `They have diverged where the images differ by more than ${about.reference_image_difference.toFixed(1)} of 255 in the mean, ` +
       `which at most 5 % of single predictions do, or the object is ${about.diverged_mm} mm from its true place.`));
   element("key-difference").hidden = element("key-diverged").hidden = about.rows.length === 1;
-  element("pictures").replaceChildren(...about.rows.map((row) => {
+  element("images").replaceChildren(...about.rows.map((row) => {
     const figure = document.createElement("figure");
-    const canvas = Object.assign(document.createElement("canvas"), { id: `picture-${row}` });
+    const canvas = Object.assign(document.createElement("canvas"), { id: `image-${row}` });
     canvas.setAttribute("role", "img");
     canvas.setAttribute("aria-label", `${ROWS[row]}: cameras ${about.cameras.join(", ")}`);
     figure.append(canvas, Object.assign(document.createElement("figcaption"), { textContent: ROWS[row] }));
@@ -113,7 +113,7 @@ function show(step: number): void {
   setText(element("clock"), `Step ${step} of at most ${episode.max_steps}, ${seconds} s${step < last ? `; it is at step ${last}` : ""}`);
   setText(element("outcomes"), outcomes(episode, step));
   drawChart(episode, step);
-  void drawPictures(episode, moment);
+  void drawImages(episode, moment);
 }
 
 function outcomes(about: Episode, step: number): string {
@@ -127,7 +127,7 @@ function outcomes(about: Episode, step: number): string {
   if (now.difference === null) return texts[0];
   const diverged = seen.find((one) => one.divergence !== null);
   texts.unshift(`True: ${first((one) => one.true_success === true)}.`);
-  texts.push(`The pictures differ by ${now.difference.toFixed(1)} of 255 (reference: ${about.reference_image_difference.toFixed(1)})${now.object_mm === null ? "" : `, the object by ${now.object_mm.toFixed(0)} mm`}.`);
+  texts.push(`The images differ by ${now.difference.toFixed(1)} of 255 (reference: ${about.reference_image_difference.toFixed(1)})${now.object_mm === null ? "" : `, the object by ${now.object_mm.toFixed(0)} mm`}.`);
   texts.push(diverged === undefined ? "They have not diverged." : `They diverged at step ${diverged.step} (${diverged.divergence}).`);
   return texts.join(" ");
 }
@@ -161,15 +161,15 @@ function drawChart(about: Episode, at: number): void {
   element("chart").setAttribute("aria-label", `${last.step} steps; at the last one uncertainty ${last.error.toFixed(1)}${difference} times the reference`);
 }
 
-/** The picture's rows, each with all cameras side by side: here one canvas per row, cameras below each other. */
-async function drawPictures(about: Episode, moment: Moment): Promise<void> {
+/** The image's rows, each with all cameras side by side: here one canvas per row, cameras below each other. */
+async function drawImages(about: Episode, moment: Moment): Promise<void> {
   const asked = ++drawn;
-  const data = Uint8Array.from(atob(moment.picture), (character) => character.charCodeAt(0));
+  const data = Uint8Array.from(atob(moment.image), (character) => character.charCodeAt(0));
   const image = await createImageBitmap(new Blob([data], { type: "image/jpeg" }));
   if (asked === drawn) {
     const [width, height] = [image.width / about.cameras.length, image.height / about.rows.length];
     about.rows.forEach((row, i) => {
-      const canvas = element<HTMLCanvasElement>(`picture-${row}`);
+      const canvas = element<HTMLCanvasElement>(`image-${row}`);
       [canvas.width, canvas.height] = [width, height * about.cameras.length];
       canvas.dataset.step = String(moment.step);
       about.cameras.forEach((_, j) =>
