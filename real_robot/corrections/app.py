@@ -29,7 +29,7 @@ HEADERS = {
 }
 
 
-class OnlyFromHere:
+class OriginMiddleware:
     """Refuses requests by ``Origins`` before anything reads them, and adds ``HEADERS`` to every answer.
 
     ``but``: paths that begin so are let through."""
@@ -73,7 +73,7 @@ def make_app(
 ) -> FastAPI:
     """The page for ``robot`` and the episodes that ``browser`` shows."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(OnlyFromHere, origins=origins)
+    app.add_middleware(OriginMiddleware, origins=origins)
     add_page(app, access, audit, page="index.html")
     _add_episodes(app, access, browser, robot, audit)
     _add_cuts(app, access, browser, audit)

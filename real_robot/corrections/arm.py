@@ -40,10 +40,10 @@ class ArmEnv:
     """One environment, for a policy of ``policy``. RobotError if that is for another robot, or the arm is not ready.
 
     ``held``: action dimensions that keep their value; the others must be motions. ``max_steps``: of an episode.
-    ``keeps_time``: its time does not stand still, so that its scene may change while nobody moves it.
+    ``real_time``: its time does not stand still, so that its scene may change while nobody moves it.
     """
 
-    keeps_time = True
+    real_time = True
 
     def __init__(
         self,

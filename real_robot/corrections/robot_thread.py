@@ -115,14 +115,14 @@ class RobotThread:
                     self._let_go(lost.name, "lost contact with the person who drove")
                     changed |= self._run_commands()
                 moved_before, moved = moved, self.session.tick(self._newest_input())
-                if moved or changed or self.session.arm.keeps_time:
+                if moved or changed or self.session.arm.real_time:
                     self._publish()
                 if moved:
                     self.session.prepare()
                 now_s = time.monotonic()
                 next_s = max(next_s, now_s - 2 * period_s) + period_s if moved_before else now_s + period_s
                 early_s = next_s - EARLY_STEPS * period_s
-                if moved and self.session.arm.keeps_time:
+                if moved and self.session.arm.real_time:
                     early_s = next_s = self.session.arm.taken_s + period_s - TAKEN_AHEAD_S
                 self._wait(next_s, early_s, moved and self.session.mode != "ended")  # an outcome need not wait
                 if self.frames.failure is not None:
@@ -150,7 +150,7 @@ class RobotThread:
 
         def hold() -> None:
             """Nobody could stop a real arm that the policy drives."""
-            if self.session.mode == "human" or (self.session.mode == "policy" and self.session.arm.keeps_time):
+            if self.session.mode == "human" or (self.session.mode == "policy" and self.session.arm.real_time):
                 self.session.hold(reason, person=name)
 
         self.command(hold)  # before all that could fail

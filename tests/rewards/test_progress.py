@@ -30,7 +30,7 @@ from vla_rl.rewards.progress.fit import ProgressFit
 from vla_rl.rewards.progress.model import ProgressConfig, ProgressModel, progress_targets
 from vla_rl.rewards.progress.weights import progress_changes, progress_weights
 from vla_rl.rewards.scorer import RewardModelError, Sensors
-from vla_rl.runners.imitation import Cloned, clone
+from vla_rl.runners.imitation import CloningSource, clone
 from vla_rl.runners.progress import assess_progress_stores, fit_progress
 
 SENSORS = Sensors(cameras=("front", "flipped"), image_size=(16, 16), state_dim=2)
@@ -251,7 +251,7 @@ def test_a_policy_is_cloned_from_what_gets_on(tmp_path: Path) -> None:
         policy = build_policy(GaussianPolicyConfig(action_horizon=1, hidden=(32,)), dot_episodes.ROBOT)
         config = BCConfig(steps=150, batch_size=64, learning_rate=3e-3, progress=progress)
         folder = tmp_path / f"cloned-{progress is not None}"
-        bundle = clone(policy, [Cloned(store=tmp_path / "b")], config, folder, seed=0, fit_normalizer=True)
+        bundle = clone(policy, [CloningSource(store=tmp_path / "b")], config, folder, seed=0, fit_normalizer=True)
         cloned = load_bundle(bundle)
         obs = WindowSampler(store, action_horizon=1, batch_size=64, seed=0).next_batch().obs
         context, _ = cloned.encode(obs, cloned.initial_state(len(obs)))

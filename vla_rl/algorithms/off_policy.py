@@ -31,7 +31,7 @@ from sims.vector_env import VectorEnv
 from vla_rl.algorithms.algorithm import Metrics
 from vla_rl.algorithms.gate import Gate
 from vla_rl.algorithms.off_policy_actor import check_policy
-from vla_rl.algorithms.off_policy_critics import valued_shape
+from vla_rl.algorithms.off_policy_critics import critic_action_shape
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.algorithms.off_policy_updates import OffPolicyUpdates, context_of_zeros, made_conditional, stored_example
 from vla_rl.algorithms.on_policy import ages
@@ -72,7 +72,7 @@ class OffPolicy(OffPolicyUpdates):
         policy.plan_storage(kept, in_host=True)
         example, device = stored_example(policy), policy.device
         self.replay = Replay(
-            example, valued_shape(policy), streams=env.spec.num_envs,
+            example, critic_action_shape(policy), streams=env.spec.num_envs,
             capacity=config.capacity, gamma=config.gamma, seed=spawn_seed(seed, "replay"), device=device,
         )  # fmt: skip
         self.demonstrations: Replay | None = None
@@ -171,7 +171,7 @@ class OffPolicy(OffPolicyUpdates):
         chunk = self.collector.act(self._warmup_noise)
         experience, action = chunk.experience, chunk.action
         if isinstance(self.policy, CriticGuided):
-            action = self.policy.valued(experience.trace, action)
+            action = self.policy.critic_action(experience.trace, action)
         known = experience.actor == POLICY  # a person's actions are not: such a chunk is an observation only
         self.replay.append(
             range(len(experience)),

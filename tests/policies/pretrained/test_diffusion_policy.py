@@ -30,7 +30,7 @@ from tests.policies.test_every_policy import ROBOT as SMALL_ROBOT
 from tests.policies.test_every_policy import generator, observe
 from vla_rl.algorithms.encoded_windows import encode_windows
 from vla_rl.replay.demonstrations import recorded_chunk_sequences, replay_of
-from vla_rl.runners.imitation import Cloned, window_samplers
+from vla_rl.runners.imitation import CloningSource, window_samplers
 
 ROBOT = RobotSpec(action_dim=7, state_dim=8, cameras=("a", "b"), image_size=(64, 64), control_hz=10.0)
 TINY = DiffusionPolicyConfig(
@@ -148,7 +148,7 @@ def test_cloning_sees_the_decisions_that_a_rollout_remembers(
     policy: Any = build_policy(replace(DIFFUSION_POLICY, obs_steps=3), robot)
     set_frozen(policy, frozen)
     policy = residual_on(policy, ResidualConfig(action_horizon=4)) if residual else policy
-    (sampler,) = window_samplers(policy.spec, [Cloned(store=store.path)], batch_size=8, seed=0)
+    (sampler,) = window_samplers(policy.spec, [CloningSource(store=store.path)], batch_size=8, seed=0)
     inputs: Any = encode_windows(policy, sampler, np.array(list(HISTORIES))).inputs
     features = policy.restore(inputs).features.reshape(len(HISTORIES), 3, -1)
     assert features[:, :, 1].tolist() == list(HISTORIES.values())
