@@ -3,7 +3,7 @@
     python -m benchmarks.corrections latency [--seconds 20]
     python -m benchmarks.corrections learning [--tasks pick] [--seeds 0] [--recipes hg_dagger]
 
-``latency``: the page in a headless Chromium on this machine, from the state that a picture shows (it is rendered after
+``latency``: the page in a headless Chromium on this machine, from the state that a frame shows (it is rendered after
 that) to its drawing, and from the event of a key in the browser to the control step that moves its way. ``learning``:
 corrections_learning.py.
 """
@@ -78,7 +78,7 @@ def latency(seconds: float) -> list[Row]:
         steps = server.robot.session.attempt.steps
         browser.close()
     applied = [since for code, at_s in pressed if (since := to_command_ms(code, at_s, steps)) is not None]
-    streams = len(server.robot.pictures.cameras)
+    streams = len(server.robot.frames.cameras)
     return [
         *(
             row(f"{name} p{share}", round(float(np.percentile(values, share)), 2), "ms")
@@ -95,7 +95,7 @@ def latency(seconds: float) -> list[Row]:
         ),
         *(
             row(f"processor time of {what} per stream", round(used[name] / took / streams, 4), "cores")
-            for what, name in (("encoding", "pictures"), ("serving", "web server"), ("rendering", "tabletop-render"))
+            for what, name in (("encoding", "frames"), ("serving", "web server"), ("rendering", "tabletop-render"))
         ),
     ]
 

@@ -37,7 +37,7 @@ from vla_rl.runners.correction_rounds import learn_round
 from vla_rl.runners.corrections import BUNDLE, EPISODES, serving
 from vla_rl.runners.demonstrations import collect
 from vla_rl.runners.evaluate import evaluate_path
-from vla_rl.runners.imitation import Cloned, clone, new_policy, recorded_robot
+from vla_rl.runners.imitation import CloningSource, clone, new_policy, recorded_robot
 from vla_rl.runs.run_dir import experiment_device
 
 # Demonstrations and updates after which the cloned policy succeeds in about 30 to 50 of 100 episodes.
@@ -164,7 +164,7 @@ class Comparison:
         collect(self.experiment, episodes=start.episodes, out=folder / EPISODES)
         device = experiment_device(self.experiment)
         policy = new_policy(start, recorded_robot(folder / EPISODES), seed=self.seed, device=device)
-        clone(policy, [Cloned(store=folder / EPISODES)], start.bc, folder, seed=self.seed, fit_normalizer=True)
+        clone(policy, [CloningSource(store=folder / EPISODES)], start.bc, folder, seed=self.seed, fit_normalizer=True)
 
     def _correct(self, bundle: Path, folder: Path) -> None:
         done: list[dict[str, Any]] = []

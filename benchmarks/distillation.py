@@ -135,9 +135,11 @@ def imagined_rates(
     try:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / WORLD_MODEL_FILE
-            settings, usual = experiment.imagination.model, fitted.info.usual_error
+            settings, reference = experiment.imagination.model, fitted.info.reference_error
             every = settings.imagined_env.reward_every
-            save_world_model(model, fitted.reward_model, path, usual_error=usual, metrics={}, reward_every=every)
+            save_world_model(
+                model, fitted.reward_model, path, reference_error=reference, metrics={}, reward_every=every
+            )
             found = compare_success(
                 settings,
                 Path(folder),

@@ -40,7 +40,7 @@ from vla_rl.bench.record import write_record
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.runners.evaluate import PolicyActor, evaluate_policy, run_episodes
-from vla_rl.runners.imitation import Cloned, clone, new_policy
+from vla_rl.runners.imitation import CloningSource, clone, new_policy
 from vla_rl.runs.run_dir import experiment_device, load_experiment
 
 KEPT_ROUNDS = 4  # of successes, so that a round's cloning costs the same at the end as at the beginning
@@ -96,7 +96,7 @@ def more_imitation(
     """As the run cloned, with more updates."""
     start = experiment.start
     assert isinstance(start, Imitation)
-    robot, stores = RobotSpec.of(env.spec), [Cloned(store=run_dir / "demonstrations")]
+    robot, stores = RobotSpec.of(env.spec), [CloningSource(store=run_dir / "demonstrations")]
 
     def fit(steps: int, folder: Path) -> Path:
         policy = new_policy(start, robot, seed=experiment.seed, device=experiment_device(experiment))
@@ -118,7 +118,7 @@ def self_imitation(
     start, seed = experiment.start, experiment.seed
     assert isinstance(start, Imitation)
     config = replace(start.bc, steps=arguments.steps, learning_rate=0.3 * start.bc.learning_rate)
-    bundle, stores = run_dir / "imitation" / "bundle", [Cloned(store=run_dir / "demonstrations")]
+    bundle, stores = run_dir / "imitation" / "bundle", [CloningSource(store=run_dir / "demonstrations")]
     starts = StartSequence("train", seed=seed, num_tasks=len(env.spec.tasks))
     ends, control_steps, exploring, number = time.process_time() + 60 * arguments.minutes, 0, [], 0
     while time.process_time() < ends:
@@ -130,7 +130,7 @@ def self_imitation(
         results = run_episodes(on_device(recorder, policy.device), actor, starts.take(arguments.episodes))
         recorder.commit()
         store.close()
-        stores = [stores[0], *stores[1:][-(KEPT_ROUNDS - 1) :], Cloned(store=store.path)]
+        stores = [stores[0], *stores[1:][-(KEPT_ROUNDS - 1) :], CloningSource(store=store.path)]
         control_steps += int(results.steps.sum())
         exploring.append(round(results.success.float().mean().item(), 3))
         bundle = clone(policy, stores, config, folder / f"round_{number}", seed=seed + number, fit_normalizer=False)

@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("names", nargs="+")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each contender")
     parser.add_argument("--num-envs", type=int, default=4)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[0, 128], help="of pictures; 0: state alone")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[0, 128], help="of images; 0: state alone")
     asked = parser.parse_args()
     for name in asked.names:
         peers = (*PEERS, "libero") if name == "libero" else PEERS

@@ -77,14 +77,14 @@ class Encoding(TensorDataclass):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words(TensorDataclass):
+class TextTokens(TensorDataclass):
     """An instruction as one token per word; ``exists`` is False in unused slots."""
 
     tokens: Float[Tensor, "*B max_words text_width"]
     exists: Bool[Tensor, "*B max_words"]
 
 
-class WordReader(nn.Module):
+class TokenAttention(nn.Module):
     """``maps`` attention maps over the words, peaked at initialization, so that each selects one word.
 
     With one vector for the whole instruction behavior cloning needs twice the updates before it distinguishes the
@@ -97,7 +97,7 @@ class WordReader(nn.Module):
         with torch.no_grad():
             self.score.weight *= READ_GAIN
 
-    def forward(self, words: Words) -> Float[Tensor, "B maps text_width"]:
+    def forward(self, words: TextTokens) -> Float[Tensor, "B maps text_width"]:
         """Zeros if there are no words."""
         exists = words.exists.unsqueeze(-1)
         weight = self.score(words.tokens).masked_fill(~exists, -1e4).softmax(dim=1) * exists
@@ -124,7 +124,7 @@ class TextEncoder(nn.Module):
         self.blocks = nn.ModuleList([_Block(width=width, heads=heads, mlp_ratio=2) for _ in range(depth)])
         self.norm = nn.LayerNorm(width)
 
-    def forward(self, text: UInt8[Tensor, "B text_bytes"]) -> Words:
+    def forward(self, text: UInt8[Tensor, "B text_bytes"]) -> TextTokens:
         """Any length; words past the 24th share its slot."""
         code = text.long()
         letter = (code != 0) & (code != ord(" "))
@@ -141,7 +141,7 @@ class TextEncoder(nn.Module):
         tokens = self.word(self.letters(words) + self.position)
         for block in self.blocks:
             tokens = block(tokens, exists)
-        return Words(tokens=self.norm(tokens), exists=exists)
+        return TextTokens(tokens=self.norm(tokens), exists=exists)
 
 
 class CameraEncoder(nn.Module):
@@ -162,7 +162,7 @@ class CameraEncoder(nn.Module):
         self.norm = nn.LayerNorm(widths[-1])
         maps = config.queries * config.query_heads
         self.queries = config.queries
-        self.reader = WordReader(config.text_width, maps)
+        self.reader = TokenAttention(config.text_width, maps)
         self.query = nn.Parameter(torch.empty(maps, config.text_width, widths[-1]))
         self.query_bias = nn.Parameter(torch.empty(maps, widths[-1]))
         # One matrix per query: their tokens must stay apart when they are averaged or attended to.
@@ -175,7 +175,7 @@ class CameraEncoder(nn.Module):
         nn.init.uniform_(self.query_bias, -bound, bound)
 
     def forward(
-        self, image: Tensor, words: Words, text: Float[Tensor, "B text_width"]
+        self, image: Tensor, words: TextTokens, text: Float[Tensor, "B text_width"]
     ) -> Float[Tensor, "B queries width"]:
         """image: [B, 3, height, width] float in [-1, 1], channels last; ``text``: summary of all words."""
         x = self.stem(image)
@@ -219,7 +219,7 @@ class CompactEncoder(nn.Module):
         self.config = config
         self.cameras = nn.ModuleList([CameraEncoder(config) for _ in range(cameras)])
         self.text = TextEncoder(width=config.text_width, depth=config.text_depth, heads=config.text_heads)
-        self.reader = WordReader(config.text_width, config.text_heads)
+        self.reader = TokenAttention(config.text_width, config.text_heads)
         self.merge = nn.Linear(config.text_heads * config.text_width, config.text_width)
         self.state = nn.Sequential(nn.Linear(state_dim, config.width), nn.GELU(), nn.Linear(config.width, config.width))
         self.instruction = nn.Linear(config.text_width, config.width)
@@ -250,14 +250,14 @@ class CompactEncoder(nn.Module):
         """The predicted landmarks, which ``pooled`` ends with."""
         return encoding.pooled[..., self.pooled_width - self.config.landmarks :]
 
-    def _read(self, instruction: UInt8[Tensor, "B bytes"]) -> Words:
+    def _read(self, instruction: UInt8[Tensor, "B bytes"]) -> TextTokens:
         """On a CPU each distinct instruction of the batch is encoded once; a GPU would have to wait to know them."""
         if len(instruction) > 1 and instruction.device.type == "cpu" and holds_numbers(instruction):
             unique, index = torch.unique(instruction, dim=0, return_inverse=True)
             return self.text(unique)[index]
         return self.text(instruction)
 
-    def _summary(self, words: Words) -> Float[Tensor, "B text_width"]:
+    def _summary(self, words: TextTokens) -> Float[Tensor, "B text_width"]:
         """Zeros if there are no words."""
         merged = self.merge(self.reader(words).flatten(1))
         return torch.where(words.exists.any(dim=1, keepdim=True), F.layer_norm(merged, merged.shape[-1:]), 0.0)

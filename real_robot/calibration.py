@@ -1,4 +1,4 @@
-"""Where the cameras are, from a hand-eye calibration, and where the end effector should be in their pictures.
+"""Where the cameras are, from a hand-eye calibration, and where the end effector should be in their images.
 
     cameras:
       agent:
@@ -9,8 +9,8 @@
         focal_length: [610.2, 611.0]           # pixels: K[0], K[4] of sensor_msgs/CameraInfo
         center: [321.5, 239.0]                 # pixels: K[2], K[5]
 
-Poses are those of the optical frame: z forward, x to the right and y down in the picture. Lens distortion is not
-modelled: calibrate rectified pictures.
+Poses are those of the optical frame: z forward, x to the right and y down in the image. Lens distortion is not
+modelled: calibrate rectified images.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sims.config.yaml_tree import read_tree
 
 Mount = Literal["base", "end_effector"]
 _MOUNTS = ("base", "end_effector")
-_CROSS = 0.03  # of the picture's height
+_CROSS = 0.03  # of the image's height
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Camera:
     center: tuple[float, float]
 
     def pixel(self, point: Vector, image_size: tuple[int, int]) -> tuple[float, float] | None:
-        """(column, row) of ``point`` [m, the mount's frame] in a picture of this size, the same crop of the scene.
+        """(column, row) of ``point`` [m, the mount's frame] in an image of this size, the same crop of the scene.
 
         None if it is behind the camera.
         """
@@ -126,12 +126,12 @@ def end_effector_pixel(
 def marked(
     image: UInt8[np.ndarray, "height width 3"], pixel: tuple[float, float] | None
 ) -> UInt8[np.ndarray, "height width 3"]:
-    """A copy with a cross at ``pixel``, if it is in the picture."""
-    picture = Image.fromarray(image)
+    """A copy with a cross at ``pixel``, if it is in the image."""
+    marked_image = Image.fromarray(image)
     if pixel is not None:
         (x, y), arm = pixel, max(3.0, _CROSS * image.shape[0])
-        draw = ImageDraw.Draw(picture)
+        draw = ImageDraw.Draw(marked_image)
         for ends in (((x - arm, y), (x + arm, y)), ((x, y - arm), (x, y + arm))):
             draw.line(ends, fill=(255, 0, 255), width=max(1, round(arm / 6)))
-    copy: NDArray[np.uint8] = np.array(picture)
+    copy: NDArray[np.uint8] = np.array(marked_image)
     return copy

@@ -23,10 +23,10 @@ LISTEN_S = 5.0
 SERVICES = {"begin": ("begin_episode",), "stop": ("stop",), "resume": ("release", "resume"), "end": ("end_episode",)}
 
 
-def check(path: Path, *, live: bool, pictures: Path | None = None) -> dict[str, Any]:
+def check(path: Path, *, live: bool, images: Path | None = None) -> dict[str, Any]:
     """What the file says, in SI units; ``live``: ``problems`` of what is heard. RobotError if the file is wrong.
 
-    ``pictures``: a folder for one picture of each camera, with a cross where its calibration has the end effector.
+    ``images``: a folder for one image of each camera, with a cross where its calibration has the end effector.
     """
     robot = read_robot(path)
     stop_s = max(axis.velocity / axis.acceleration + axis.acceleration / axis.jerk for axis in robot.limits.axes)
@@ -57,7 +57,7 @@ def check(path: Path, *, live: bool, pictures: Path | None = None) -> dict[str, 
         "contact": [axis.name for axis in robot.limits.axes if axis.contact_residual is not None],
     }
     if live:
-        result["problems"] = _listen(robot, pictures)
+        result["problems"] = _listen(robot, images)
     return result
 
 
@@ -121,8 +121,8 @@ def teleop_session(robot: Robot, *, leader: str, **options: Any) -> Iterator[Tel
         yield session
 
 
-def _listen(robot: Robot, pictures: Path | None) -> list[str]:
-    """What is not heard within some seconds, or is not as the file says; ``pictures`` as in ``check``."""
+def _listen(robot: Robot, images: Path | None) -> list[str]:
+    """What is not heard within some seconds, or is not as the file says; ``images`` as in ``check``."""
     if robot.lerobot is not None:
         raise RobotError("--live listens to ROS topics; this robot file has a section 'lerobot' instead of 'ros'")
     require_ros()
@@ -131,10 +131,10 @@ def _listen(robot: Robot, pictures: Path | None) -> list[str]:
     with Listener(robot) as listener:
         _wait(lambda: not listener.problems(), LISTEN_S)
         problems = listener.problems()
-        if pictures is not None and not problems:
-            pictures.mkdir(parents=True, exist_ok=True)
-            for name, image in listener.pictures().items():
-                Image.fromarray(image).save(pictures / f"{name}.png")
+        if images is not None and not problems:
+            images.mkdir(parents=True, exist_ok=True)
+            for name, image in listener.images().items():
+                Image.fromarray(image).save(images / f"{name}.png")
         return problems
 
 

@@ -194,7 +194,7 @@ class Expert(Protocol):
 
 @runtime_checkable
 class ProjectingEnv(Protocol):
-    """An environment that knows where its end effector is, and where points are in its cameras' pictures."""
+    """An environment that knows where its end effector is, and where points are in its cameras' images."""
 
     def end_effector(self, env_id: int) -> Float[np.ndarray, " 3"]:
         """Present position [m]."""
@@ -205,7 +205,7 @@ class ProjectingEnv(Protocol):
         ...
 
     def project(self, env_id: int, points: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, "cameras n 2"]:
-        """(right, down) as shares of each picture's width and height, seen now; NaN behind the camera."""
+        """(right, down) as shares of each image's width and height, seen now; NaN behind the camera."""
         ...
 
 

@@ -119,7 +119,7 @@ def imagined_env(
         reward_model,
         keyframes,
         limits=[max_steps],
-        usual_error=1.0,
+        reference_error=1.0,
         fingerprint="untrained",
     )
 

@@ -22,12 +22,12 @@ from world_models.registry import DynamicsConfig, build_world_model
 from world_models.reward_model import RewardModel, RewardModelConfig
 from world_models.world_model import WorldModelError
 
-FORMAT = "vla-rl world model 2"
+FORMAT = "vla-rl world model 3"
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorldModelInfo:
-    """``usual_error``: the 90 % quantile of the model's own error estimate on calibration episodes.
+    """``reference_error``: the 90 % quantile of the model's own error estimate on calibration episodes.
 
     ``metrics``: of the reward model's calibration on predicted observations. ``reward_every``: control steps between
     classifications with which its thresholds were set.
@@ -36,7 +36,7 @@ class WorldModelInfo:
     dynamics: DynamicsConfig
     reward_model: RewardModelConfig
     robot: RobotSpec
-    usual_error: float
+    reference_error: float
     metrics: Mapping[str, float]
     reward_every: int
 
@@ -56,7 +56,7 @@ def save_world_model(
     reward_model: RewardModel,
     path: Path,
     *,
-    usual_error: float,
+    reference_error: float,
     metrics: Mapping[str, float],
     reward_every: int,
 ) -> WorldModelInfo:
@@ -65,7 +65,7 @@ def save_world_model(
         dynamics=dynamics.config,
         reward_model=reward_model.config,
         robot=dynamics.robot,
-        usual_error=usual_error,
+        reference_error=reference_error,
         metrics=dict(metrics),
         reward_every=reward_every,
     )
@@ -92,7 +92,10 @@ def load_world_model(path: Path, device: Device = CPU) -> FittedWorldModel:
     except SafetensorError as error:
         raise WorldModelError(f"{path}: truncated or not a world model ({error}); fit it again") from None
     if metadata.get("format") != FORMAT:
-        raise WorldModelError(f"{path}: not a world model of this version, format {metadata.get('format')!r}")
+        found = metadata.get("format")
+        raise WorldModelError(
+            f"{path}: not a world model of this version: format {found!r}, not {FORMAT!r}; fit it again"
+        )
     if digest(tensors) != metadata["sha256"]:
         raise WorldModelError(f"{path}: the content does not match its checksum; fit it again")
     if wrong := [name for name, tensor in tensors.items() if not is_finite(tensor)]:

@@ -35,7 +35,7 @@ class ImaginedEnvConfig:
     """``branch_steps``: control steps after which an imagined episode is truncated (null: the task's own limit).
 
     ``reward_every``: control steps between classifications. ``max_error``: an episode is truncated when the world
-    model's error estimate, relative to the usual one on calibration episodes, exceeds it (null: never).
+    model's error estimate, relative to its reference on calibration episodes, exceeds it (null: never).
     ``error_penalty``: factor max(0, 1 - error_penalty * (relative error - 1)) on the reward. ``strict``: success by the
     reward model's ``reward_threshold``, for training; otherwise by ``success_threshold``, for estimates.
     """
@@ -49,7 +49,7 @@ class ImaginedEnvConfig:
 
 
 class ImaginedEnv:
-    """N imagined episodes. ``limits``: control steps of each task. ``usual_error``: the unit of ``max_error``."""
+    """N imagined episodes. ``limits``: control steps of each task. ``reference_error``: the unit of ``max_error``."""
 
     def __init__(
         self,
@@ -59,11 +59,11 @@ class ImaginedEnv:
         starts: ImaginedStarts,
         *,
         limits: Sequence[int],
-        usual_error: float,
+        reference_error: float,
         fingerprint: str,
     ) -> None:
         self.config, self.model, self.reward_model, self.starts = config, model.eval(), reward_model.eval(), starts
-        self.limits, self.usual_error = tuple(limits), usual_error
+        self.limits, self.reference_error = tuple(limits), reference_error
         robot, longest = model.robot, max(limits)
         self.spec = EnvSpec(
             name="imagined",
@@ -173,7 +173,7 @@ class ImaginedEnv:
         """Predict the current observations of these environments, update their flags; their reward."""
         imagined = self._predict(index)
         state = self._state
-        state.error[index] = torch.maximum(state.error[index], imagined.error / self.usual_error)
+        state.error[index] = torch.maximum(state.error[index], imagined.error / self.reference_error)
         status = self.reward_model.classify(
             state.first[index],
             self.model.decode(imagined.latent),

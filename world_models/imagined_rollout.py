@@ -23,7 +23,7 @@ from world_models.world_model import History
 class Moment:
     """An imagined episode after some actions. Never changed, so the episode can go on from any of its moments.
 
-    ``images``: on the host. ``error``: the model's own estimate of its error, relative to the usual one after a chunk.
+    ``images``: on the host. ``error``: the model's own estimate of its error, relative to its reference after a chunk.
     ``success``: the reward model takes these images for a success (``success_threshold``). ``prefill``: of ``history``,
     which ``pending`` actions have followed so far, all of them with the same ``noise``; ``chunks``: before these.
     """
@@ -52,7 +52,7 @@ class ImaginedRollout:
     def __init__(self, fitted: FittedWorldModel, start: Observation, *, seed: int = 0) -> None:
         """``start``: the observation that it begins with, a batch of one."""
         self._model, self._reward_model, self._seed = fitted.dynamics, fitted.reward_model, seed
-        self._usual_error = fitted.info.usual_error
+        self._reference_error = fitted.info.reference_error
         with crossing("evaluation"):
             obs = start.to(self._model.device)
         self._instruction = obs.instruction
@@ -77,7 +77,7 @@ class ImaginedRollout:
         imagined = self._model.sample_chunk(before.prefill, chunk, length, before.noise)
         decoded = self._model.decode(imagined.latent)
         status = self._reward_model.classify(self._first, decoded, imagined.state, self._instruction, strict=False)
-        images, error, success = decoded[0].cpu(), float(imagined.error) / self._usual_error, bool(status.success)
+        images, error, success = decoded[0].cpu(), float(imagined.error) / self._reference_error, bool(status.success)
         if len(pending) == self._model.action_horizon:
             history = before.history.advance(imagined.latent, imagined.state, chunk, length)
             moment = self._chunk_begins(history, images, error=error, success=success, chunks=before.chunks + 1)

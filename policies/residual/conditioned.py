@@ -1,11 +1,11 @@
 """A policy that is told whether the actions it is to predict are good (pi*0.6's advantage conditioning).
 
-    pi(a | s, I),   I: good, not good, or not said     (Physical Intelligence 2025, arXiv:2511.14759)
+    pi(a | s, I),   I: good, not good, or unlabeled   (Physical Intelligence 2025, arXiv:2511.14759)
 
 All that was recorded is cloned, each chunk under its label, and the policy acts under "good". A part of the chunks is
 cloned without a label, so that acting can be guided away from what is done anyway (Ho and Salimans 2022):
 
-    prediction = (1 - guidance) prediction(not said) + guidance prediction(good)
+    prediction = (1 - guidance) prediction(unlabeled) + guidance prediction(good)
 
 The label is an embedding that the policy adds to what it made of the observation. Both embeddings start at zero: the
 new policy is the base, whatever the guidance.
@@ -29,7 +29,7 @@ from policies.residual.on_base import InBaseContext
 from sims.errors import UserError
 from sims.numbers.ranges import NonNegativeFloat
 
-NOT_SAID, NOT_GOOD, GOOD = -1, 0, 1
+UNLABELED, NOT_GOOD, GOOD = -1, 0, 1
 
 
 @runtime_checkable
@@ -90,8 +90,8 @@ class ConditionedPolicy(InBaseContext[Any, Any]):
         return {**self.base.parameter_groups(), "labels": [self.labels]}
 
     def labelled(self, context: Any, label: Int[Tensor, " B"]) -> Any:
-        """``label``: NOT_SAID, NOT_GOOD or GOOD for each."""
-        embedding = self.labels[label.clamp(min=0)] * (label != NOT_SAID)[:, None]
+        """``label``: UNLABELED, NOT_GOOD or GOOD for each."""
+        embedding = self.labels[label.clamp(min=0)] * (label != UNLABELED)[:, None]
         return cast(Conditionable, self.base).conditioned(context, embedding)
 
     def _good(self, context: Any) -> Any:

@@ -14,20 +14,20 @@ class CriticGuided(Protocol):
     """A policy whose actions can follow the gradient of a Q function (off-policy learning).
 
     Its parameter group "residual" follows the critic's gradient; the group "encoder", if any, is trained by the critic.
-    ``squashed``: whether draws are tanh-Gaussian with a learned spread, as entropy bonuses need. ``steers``: whether
-    its "actions" here are the noise of a frozen policy; ``valued_shape``: of one of them.
+    ``squashed``: whether draws are tanh-Gaussian with a learned spread, as entropy bonuses need.
+    ``acts_in_noise``: whether its "actions" here are the noise of a frozen policy; ``critic_action_shape``: of one.
     """
 
     squashed: bool
-    steers: bool
-    valued_shape: tuple[int, int]
+    acts_in_noise: bool
+    critic_action_shape: tuple[int, int]
 
     @property
     def action_scale(self) -> Float[Tensor, " width"]:
         """The unit of each dimension of what is valued: half of the demonstrations' range."""
         ...
 
-    def valued(self, trace: Any, executed: Float[Tensor, "B H A"]) -> Float[Tensor, "B length width"]:
+    def critic_action(self, trace: Any, executed: Float[Tensor, "B H A"]) -> Float[Tensor, "B length width"]:
         """What the critic values of a chunk that was sampled: the action as executed, or the noise it was made from."""
         ...
 

@@ -158,10 +158,10 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
         horizon = chunk if residual.action_horizon is None else residual.action_horizon
         if residual.around == "base" and chunk % horizon:
             raise ValueError(f"residual.action_horizon ({horizon}) must divide the chunk of the base, {chunk} actions")
-        self.steers = residual.around == "noise"
-        if self.steers and chunk != horizon:
+        self.acts_in_noise = residual.around == "noise"
+        if self.acts_in_noise and chunk != horizon:
             raise ValueError(f"residual.action_horizon ({horizon}) must be the chunk of the base around noise, {chunk}")
-        self.valued_shape = self.base.spec.noise_shape if self.steers else (horizon, robot.action_dim)
+        self.critic_action_shape = self.base.spec.noise_shape if self.acts_in_noise else (horizon, robot.action_dim)
         self.encoder: CompactEncoder | None = None
         feature_dim = self.base.spec.value_dim
         if residual.encoder is not None:
@@ -169,8 +169,8 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
                 residual.encoder, cameras=len(robot.cameras), image_size=robot.image_size, state_dim=robot.state_dim
             )
             feature_dim = self.encoder.pooled_width
-        actions = math.prod(self.valued_shape)
-        self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=self.valued_shape[1])
+        actions = math.prod(self.critic_action_shape)
+        self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=self.critic_action_shape[1])
         self.register_buffer("feature_mean", torch.zeros(feature_dim))
         self.register_buffer("feature_std", torch.ones(feature_dim))
         self.squashed = isinstance(residual.noise, SquashedNoiseConfig)
@@ -191,7 +191,7 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
 
     def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
         """Of the states that the residual's own encoder reads and of its corrections; the base keeps its scales."""
-        if not self.steers:  # noise has the scale that it has
+        if not self.acts_in_noise:  # noise has the scale that it has
             self.normalizer.fit(state, action)
 
     def features_are_unscaled(self) -> bool:
@@ -222,7 +222,7 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
             context, memory = self.base.encode(obs, state.memory)
             features = self.base.value_features(context).float()
             center, plan = self._plan(context, memory, state)
-        kept = context if self.steers else None
+        kept = context if self.acts_in_noise else None
         if self.encoder is None:
             return ResidualContext(features=features, center=center, obs=None, base=kept), plan
         return ResidualContext(features=self._features(obs), center=center, obs=obs, base=kept), plan
@@ -237,8 +237,8 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
     ) -> tuple[Float[Tensor, "B H A"], BasePlan]:
         """The next ``action_horizon`` actions to correct, and the plan after them."""
         spec, horizon = self.base.spec, self.spec.action_horizon
-        if self.steers:
-            return state.chunk.new_zeros(len(state), *self.valued_shape), replace(state, memory=memory)
+        if self.acts_in_noise:
+            return state.chunk.new_zeros(len(state), *self.critic_action_shape), replace(state, memory=memory)
         if self.residual_config.around == "middle":
             return self.normalizer.action_center.expand(len(state), horizon, -1), replace(state, memory=memory)
         noise = state.chunk.new_zeros(len(state), *spec.noise_shape)
@@ -307,8 +307,8 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
     def action_scale(self) -> Float[Tensor, " width"]:
         return self.normalizer.action_scale
 
-    def valued(self, trace: Drawn, executed: Float[Tensor, "B H A"]) -> Float[Tensor, "B length width"]:
-        return self.residual_config.scale * trace.x.tanh() if self.steers else executed
+    def critic_action(self, trace: Drawn, executed: Float[Tensor, "B H A"]) -> Float[Tensor, "B length width"]:
+        return self.residual_config.scale * trace.x.tanh() if self.acts_in_noise else executed
 
     def rsample(
         self, context: ResidualContext, generator: torch.Generator, draws: int = 1
@@ -346,7 +346,7 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
     # -- the network --------------------------------------------------------------------------------------------------
 
     def _executed(self, context: ResidualContext, chosen: Float[Tensor, "B length width"]) -> Float[Tensor, "B H A"]:
-        if not self.steers:
+        if not self.acts_in_noise:
             return chosen
         assert context.base is not None, "a stored context holds no noise to act from"
         return self.base.act_from_noise(context.base, chosen).float()
@@ -395,7 +395,7 @@ def residual_on(base: Policy[Any, Any], config: ResidualConfig) -> ResidualPolic
     policy.base.load_state_dict(base.state_dict())
     policy.precision = base.precision
     scales = normalizer_of(base)
-    if scales is not None and not policy.steers:
+    if scales is not None and not policy.acts_in_noise:
         policy.normalizer.load_state_dict(scales.state_dict())
     return policy.eval()
 

@@ -15,7 +15,7 @@ from episodes.schema import EpisodeError
 from real_robot.corrections.access import SESSION_LIFE_S, Access, Origins, Person, Role
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.browsing import EpisodeBrowser, Filter, NotFound
-from real_robot.corrections.connections import serve_control, serve_pictures, serve_session
+from real_robot.corrections.connections import serve_control, serve_frames, serve_session
 from real_robot.corrections.robot_thread import RobotThread
 from real_robot.corrections.success_classifier import ClassifierFits, FitUnderWay
 from real_robot.corrections.training import TrainingReader
@@ -29,7 +29,7 @@ HEADERS = {
 }
 
 
-class OnlyFromHere:
+class OriginMiddleware:
     """Refuses requests by ``Origins`` before anything reads them, and adds ``HEADERS`` to every answer.
 
     ``but``: paths that begin so are let through."""
@@ -73,7 +73,7 @@ def make_app(
 ) -> FastAPI:
     """The page for ``robot`` and the episodes that ``browser`` shows."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(OnlyFromHere, origins=origins)
+    app.add_middleware(OriginMiddleware, origins=origins)
     add_page(app, access, audit, page="index.html")
     _add_episodes(app, access, browser, robot, audit)
     _add_cuts(app, access, browser, audit)
@@ -89,9 +89,9 @@ def make_app(
     async def control(socket: WebSocket) -> None:
         await serve_session(socket, access, lambda person: serve_control(socket, person, robot, audit))
 
-    @app.websocket("/ws/pictures")
-    async def pictures(socket: WebSocket) -> None:
-        await serve_session(socket, access, lambda person: serve_pictures(socket, robot))
+    @app.websocket("/ws/frames")
+    async def frames(socket: WebSocket) -> None:
+        await serve_session(socket, access, lambda person: serve_frames(socket, robot))
 
     return app
 

@@ -29,7 +29,7 @@ from sims.vector_env import CannotCapture, EnvSpec, Observation, StartState, Ste
 
 READY_S = 10.0  # for the first joints and images
 TAKEN_PERIODS = 4  # an action that is not taken within so many control periods is withdrawn
-SHOWN_S = 0.5  # for a picture of the arm at rest
+SHOWN_S = 0.5  # for a frame of the arm at rest
 
 
 class UnreadableImages(RobotError):
@@ -40,10 +40,10 @@ class ArmEnv:
     """One environment, for a policy of ``policy``. RobotError if that is for another robot, or the arm is not ready.
 
     ``held``: action dimensions that keep their value; the others must be motions. ``max_steps``: of an episode.
-    ``keeps_time``: its time does not stand still, so that its scene may change while nobody moves it.
+    ``real_time``: its time does not stand still, so that its scene may change while nobody moves it.
     """
 
-    keeps_time = True
+    real_time = True
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class ArmEnv:
             raise RobotError(str(error)) from error
 
     def rest(self) -> None:
-        """Brake, and take no actions until ``reset``: people may move the arm. Waits a little for a picture of that."""
+        """Brake, and take no actions until ``reset``: people may move the arm. Waits a little for a frame of that."""
         self._begun = False
         self._control.rest()
         self._control.wait_for_rest()
@@ -207,7 +207,7 @@ class ArmEnv:
         rest = action_towards(self._embodiment, measured.positions, measured.positions)
         return np.clip(rest, -1.0, 1.0).astype(np.float32)
 
-    def pictures(self, size: int) -> UInt8[np.ndarray, "cameras size size 3"]:
+    def frames(self, size: int) -> UInt8[np.ndarray, "cameras size size 3"]:
         """The newest, for people. UnreadableImages as ``observe``."""
         return self._images((size, size))[0]
 

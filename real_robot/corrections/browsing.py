@@ -17,7 +17,7 @@ from episodes.packing import frame, frame_sizes
 from episodes.schema import ACTORS, HUMAN, EpisodeError
 from episodes.store import EpisodeStore
 from real_robot.corrections.attempt import actor_letters
-from real_robot.corrections.pictures import encode_jpeg
+from real_robot.corrections.frames import encode_jpeg
 
 PAGE = 50  # episodes
 

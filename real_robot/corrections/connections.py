@@ -1,4 +1,4 @@
-"""A browser's two connections: pictures and state go out, always the newest; inputs and commands come in."""
+"""A browser's two connections: frames and state go out, always the newest; inputs and commands come in."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ async def serve_session(
         await socket.close(NO_SESSION, "the session has ended")
 
 
-async def serve_pictures(socket: WebSocket, robot: RobotThread) -> None:
-    """The newest pictures, one binary message per camera, as fast as the browser takes them."""
-    newest = Newest(robot.pictures.listen, robot.pictures.published.newest)
+async def serve_frames(socket: WebSocket, robot: RobotThread) -> None:
+    """The newest frames, one binary message per camera, as fast as the browser takes them."""
+    newest = Newest(robot.frames.listen, robot.frames.published.newest)
 
     async def send() -> None:
         while True:
-            for picture in await newest.get():
-                await socket.send_bytes(picture)
+            for frame in await newest.get():
+                await socket.send_bytes(frame)
 
     with contextlib.closing(newest):
         await until_either_ends(send(), _drain(socket))
@@ -143,7 +143,7 @@ async def refuse(socket: WebSocket, reason: object) -> None:
 
 async def _drain(socket: WebSocket) -> None:
     while (await socket.receive())["type"] != "websocket.disconnect":
-        await socket.close(TOO_MUCH, "this connection only sends pictures")
+        await socket.close(TOO_MUCH, "this connection only sends images")
 
 
 class Client:

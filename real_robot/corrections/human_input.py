@@ -11,7 +11,7 @@ from real_robot.corrections.settings import ControlSettings
 
 Action = Float32[np.ndarray, " A"]
 
-# The key that moves each axis one way and the other: forward, right, up in the picture, then turns about the three.
+# The key that moves each axis one way and the other: forward, right, up in the image, then turns about the three.
 KEYS = (("KeyW", "KeyS"), ("KeyD", "KeyA"), ("KeyR", "KeyF"), ("KeyL", "KeyJ"), ("KeyI", "KeyK"), ("KeyO", "KeyU"))
 GRIPPER_KEY = "KeyG"
 DEAD_ZONE = 0.12  # of a gamepad's sticks, which do not return to zero exactly

@@ -59,7 +59,7 @@ class Proposals:
     def observe(self) -> None:
         """If what was observed last is older than the last step. Raises UnreadableImages."""
         at, attempt = self._attempt.length, self._attempt
-        if (self._observed_at == at) if self._arm.keeps_time else (at in attempt.observations):
+        if (self._observed_at == at) if self._arm.real_time else (at in attempt.observations):
             return
         obs = self._env.observe()
         images = obs.images[0].numpy().copy()

@@ -1,7 +1,7 @@
 """The thread that steps the robot, and the mailbox between it and the browsers' connections.
 
 The thread alone touches the session. Connections put inputs and commands into the mailbox and get, after every step,
-the newest state; they never wait for one another. Pictures are made by a thread of their own.
+the newest state; they never wait for one another. Frames are made by a thread of their own.
 
 Control steps begin at the robot's rate. Only what a person changes (a key pressed or released) does not wait for it:
 the step with it begins at once, by one period early at most, and the one after it when it would have begun anyway.
@@ -22,14 +22,14 @@ import numpy as np
 
 from real_robot.corrections.attempt import actor_letters
 from real_robot.corrections.audit import AuditLog
+from real_robot.corrections.frames import FrameThread
 from real_robot.corrections.human_input import RELEASED, RawInput
 from real_robot.corrections.lease import Lease
-from real_robot.corrections.pictures import PictureThread
 from real_robot.corrections.publishing import Published
 from real_robot.corrections.session import CorrectionSession, Refused
 
 T = TypeVar("T")
-SHOWN_STEPS = 4000  # of the strip below the picture
+SHOWN_STEPS = 4000  # of the strip below the images
 EARLY_STEPS = 2  # control periods that a step begins early at most, for a person's changed input
 TAKEN_AHEAD_S = 0.015  # before an arm's control tick its next step is made, from the newest input
 
@@ -37,8 +37,8 @@ TAKEN_AHEAD_S = 0.015  # before an arm's control tick its next step is made, fro
 class RobotThread:
     """Steps ``session`` at the rate of its robot until ``close``. Thread-safe. ``states``: what is shown, JSON."""
 
-    def __init__(self, session: CorrectionSession, pictures: PictureThread, audit: AuditLog) -> None:
-        self.session, self.pictures, self._audit = session, pictures, audit
+    def __init__(self, session: CorrectionSession, frames: FrameThread, audit: AuditLog) -> None:
+        self.session, self.frames, self._audit = session, frames, audit
         self.lease = Lease(timeout_s=session.settings.lost_person_s)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._changed = threading.Condition()  # guards what follows
@@ -115,18 +115,18 @@ class RobotThread:
                     self._let_go(lost.name, "lost contact with the person who drove")
                     changed |= self._run_commands()
                 moved_before, moved = moved, self.session.tick(self._newest_input())
-                if moved or changed or self.session.arm.keeps_time:
+                if moved or changed or self.session.arm.real_time:
                     self._publish()
                 if moved:
                     self.session.prepare()
                 now_s = time.monotonic()
                 next_s = max(next_s, now_s - 2 * period_s) + period_s if moved_before else now_s + period_s
                 early_s = next_s - EARLY_STEPS * period_s
-                if moved and self.session.arm.keeps_time:
+                if moved and self.session.arm.real_time:
                     early_s = next_s = self.session.arm.taken_s + period_s - TAKEN_AHEAD_S
                 self._wait(next_s, early_s, moved and self.session.mode != "ended")  # an outcome need not wait
-                if self.pictures.failure is not None:
-                    raise self.pictures.failure
+                if self.frames.failure is not None:
+                    raise self.frames.failure
         except BaseException as error:
             traceback.print_exc()
             self.session.reason = f"the server failed: {type(error).__name__}: {error}"
@@ -150,7 +150,7 @@ class RobotThread:
 
         def hold() -> None:
             """Nobody could stop a real arm that the policy drives."""
-            if self.session.mode == "human" or (self.session.mode == "policy" and self.session.arm.keeps_time):
+            if self.session.mode == "human" or (self.session.mode == "policy" and self.session.arm.real_time):
                 self.session.hold(reason, person=name)
 
         self.command(hold)  # before all that could fail
@@ -193,7 +193,7 @@ class RobotThread:
                 self._changed.wait((until_s if now_s >= early_s else early_s) - now_s)
 
     def _publish(self) -> None:
-        self.pictures.take()
+        self.frames.take()
         self.states.publish(self._state())
 
     def _state(self) -> dict[str, Any]:
@@ -224,7 +224,7 @@ class RobotThread:
             "paths": session.paths(),
             "versions": session.versions.summary(),
             "expert": session.expert_action(),
-            "cameras": list(self.pictures.cameras),
+            "cameras": list(self.frames.cameras),
         }
 
 

@@ -11,7 +11,7 @@ from episodes.store import EpisodeStore
 from real_robot.corrections.access import Access, Origins, Role
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.browsing import EpisodeBrowser
-from real_robot.corrections.pictures import PictureThread, pictures_of
+from real_robot.corrections.frames import FrameThread, frames_of
 from real_robot.corrections.robot_thread import RobotThread
 from real_robot.corrections.session import CorrectionSession
 from real_robot.corrections.settings import ControlSettings
@@ -56,9 +56,9 @@ def running(
     audit = AuditLog(folder / "audit.jsonl")
     store = EpisodeStore(folder / "episodes", create=True, jpeg_quality=None)
     session = CorrectionSession(env, versions, store, settings, starts=starts, split=split, audit=audit)
-    shown = pictures_of(env, display, settings.image_size)
-    pictures = PictureThread(shown, jpeg_quality=settings.jpeg_quality)
-    robot = RobotThread(session, pictures, audit)
+    shown = frames_of(env, display, settings.image_size)
+    frames = FrameThread(shown, jpeg_quality=settings.jpeg_quality)
+    robot = RobotThread(session, frames, audit)
     origins = address.origins(listening)
     access = Access(port=origins.port)
     from real_robot.corrections.app import make_app
@@ -73,7 +73,7 @@ def running(
     finally:
         classifier.close()
         robot.close()
-        pictures.close()
+        frames.close()
         with contextlib.closing(audit), contextlib.closing(store):
             try:
                 session.close()

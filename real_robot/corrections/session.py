@@ -110,7 +110,7 @@ class CorrectionSession:
         instruction = decode_instructions(self.env.observe().instruction)[0]
         attempt = Attempt(start=start, instruction=instruction, policy_version=self.backend.hello.fingerprint)
         self._continue(attempt, self.backend.initial_state())
-        drive &= not self.arm.keeps_time
+        drive &= not self.arm.real_time
         self.mode, self.reason, self.outcome = ("policy", "", "") if drive else ("hold", "a new episode", "")
         self._audit.write("episode begins", person=person, number=self.number, policy=self.version)
 
@@ -295,7 +295,7 @@ class CorrectionSession:
 
         While a person drives, and where a real arm would wait.
         """
-        if self.mode == "human" or (self.mode == "policy" and self.arm.keeps_time):
+        if self.mode == "human" or (self.mode == "policy" and self.arm.real_time):
             self._usable_proposal(needed=self.mode == "policy")
 
     def _at_rest(self) -> None:
@@ -332,7 +332,7 @@ class CorrectionSession:
         """False if a real arm did not take the action."""
         attempt, applied = self.attempt, time.time()
         result = self.env.step(torch.from_numpy(action)[None])
-        if self.arm.keeps_time:
+        if self.arm.real_time:
             applied = time.time()
             if not result.valid[0]:
                 self._at_rest()
@@ -382,9 +382,9 @@ class CorrectionSession:
         return self.plan.rest(self.attempt.length)
 
     def paths(self) -> dict[str, list[list[Point]]] | None:
-        """{planned, executed}: of each camera the line of the end effector in its picture; None where unknown.
+        """{planned, executed}: of each camera the line of the end effector in its image; None where unknown.
 
-        Points are (right, down) as shares of the picture. Planned: by the policy's chunk from here on, also while a
+        Points are (right, down) as shares of the image. Planned: by the policy's chunk from here on, also while a
         person drives. Executed: of the last ``SHOWN_PATH_STEPS``.
         """
         if self._projecting is None:

@@ -16,15 +16,15 @@ class ControlSettings:
     """A robot whose actions are motions: action 0 holds the arm, but for ``held``.
 
     ``held``: action dimensions that keep their last value, such as the gripper. ``view`` "facing": the first camera
-    looks at the robot's front, so that what is right in the picture is to its left; "behind": it looks where the robot
+    looks at the robot's front, so that what is right in the image is to its left; "behind": it looks where the robot
     looks. ``speed``, ``turn_speed``: of a held key, as a share of the largest action. ``ramp_s``: from standstill to
     the largest action and back, also when a person lets go. ``blend_s``: of a hand-over between policy and person.
     ``stale_input_s``: without input for so long, the arm holds; ``lost_person_s``: the person loses the arm, and the
     policy does not take it back by itself. ``execute_steps``: actions of a chunk that are executed (null: all).
     ``pace``: simulated seconds per second. ``wait_for_input``: while a person drives, each step waits for that person's
     input for it, for ``lost_person_s`` at most (programs that drive in place of a person). ``show_expert``: what the
-    simulator's scripted expert would do is sent with the state, for such programs. ``image_size``: of the pictures in
-    the browser, where the simulator can be rendered larger. ``jpeg_quality``: of pictures in the browser.
+    simulator's scripted expert would do is sent with the state, for such programs. ``image_size``: of the frames in
+    the browser, where the simulator can be rendered larger. ``jpeg_quality``: of frames in the browser.
     """
 
     held: tuple[Count, ...] = (6,)

@@ -16,7 +16,7 @@ class SimulatedArm:
     ``held``: action dimensions that keep their value, as of a gripper.
     """
 
-    keeps_time = False
+    real_time = False
     ahead, ask_steps = 0, 0
     stopped, taken_s = "", 0.0
 

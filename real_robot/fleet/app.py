@@ -16,7 +16,7 @@ from episodes.overlays import append_changes
 from episodes.schema import EpisodeError
 from policies.bundle import MANIFEST, BundleError, tensors_name
 from real_robot.corrections.access import Access, Origins, Person
-from real_robot.corrections.app import OnlyFromHere, add_page, required
+from real_robot.corrections.app import OriginMiddleware, add_page, required
 from real_robot.corrections.audit import AuditLog
 from real_robot.fleet.deliveries import DamagedDelivery, Deliveries
 from real_robot.fleet.hub import Hub
@@ -34,7 +34,7 @@ def make_app(
 ) -> FastAPI:
     """``token``: what robots present."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(OnlyFromHere, origins=origins, but="/robots/")  # a page of somebody else's has no token
+    app.add_middleware(OriginMiddleware, origins=origins, but="/robots/")  # a page of somebody else's has no token
     add_page(app, access, audit, page="fleet.html")
     _add_people(app, hub, access, origins, audit)
     _add_robots(app, hub, deliveries, token)

@@ -89,8 +89,8 @@ class Listener(_Participant):
         self._cameras = {name: CameraInput(self.node, {name: topic}) for name, topic in robot.ros.cameras.items()}
         self._stops = StopInputs(self.node, robot.ros)
 
-    def pictures(self) -> dict[str, UInt8[np.ndarray, "height width 3"]]:
-        """The newest picture of every camera that is heard, with a cross where its calibration has the end effector."""
+    def images(self) -> dict[str, UInt8[np.ndarray, "height width 3"]]:
+        """The newest image of every camera that is heard, with a cross where its calibration has the end effector."""
         measured, result = self._joints.measure(), {}
         for name, input in self._cameras.items():
             if (newest := input.newest()) is None:

@@ -30,7 +30,7 @@ class TabletopConfig:
     scaled down. ``max_steps`` None: each task's own limit. ``threads`` 0: one per core that this process may use.
     ``renderer`` "auto": EGL, or OSMesa where EGL is missing. Without cameras, no rendering library is loaded.
     ``backend`` "warp" computes physics and images on a CUDA GPU (docs/tabletop-warp.md) and ignores ``threads``,
-    ``renderer``, ``shadows`` and ``detail``. ``shadows``: and smooth edges, for pictures that people look at; several
+    ``renderer``, ``shadows`` and ``detail``. ``shadows``: and smooth edges, for images that people look at; several
     times slower. ``detail`` "low": boxes and round shapes of fewer polygons, rendered in half the time; the shipped
     encoder was pretrained with "full". ``demonstrator`` "biased": with one constant error, the same in every episode;
     "human": with errors drawn per episode (sims/tabletop/demonstrators). ``acceleration_limits``: the joints keep

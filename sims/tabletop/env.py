@@ -316,7 +316,7 @@ class TabletopEnv:
         return np.stack(positions)
 
     def project(self, env_id: int, points: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, "cameras n 2"]:
-        """(right, down) as shares of each picture's width and height, seen now; NaN behind the camera."""
+        """(right, down) as shares of each image's width and height, seen now; NaN behind the camera."""
         if self._projection is None:
             self._projection = Projection(self.spec.cameras, self.spec.image_size)
         layout = self._layouts[env_id]

@@ -1,4 +1,4 @@
-"""Where points of the scene are in the cameras' pictures."""
+"""Where points of the scene are in the cameras' images."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Projection:
     def __call__(
         self, points: Float[np.ndarray, "n 3"], qpos: np.ndarray, fixtures: np.ndarray, appearance: Appearance
     ) -> Float[np.ndarray, "cameras n 2"]:
-        """(right, down) as shares of the picture's width and height; NaN behind the camera, outside [0, 1] beside it.
+        """(right, down) as shares of the image's width and height; NaN behind the camera, outside [0, 1] beside it.
 
         ``points``: [m] in the base frame. The other arguments: as of ``Renderer.draw``.
         """

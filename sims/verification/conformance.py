@@ -114,7 +114,7 @@ def check_same_start_gives_the_same_episode_after_any_history(env: VectorEnv) ->
     env.reset([2], start=starts(env, 12))
     other = env.observe([2])
     alike = torch.equal(other.state, first.state[[2]]) and torch.equal(other.images, first.images[[2]])
-    assert not alike, "another start must be another state or picture"
+    assert not alike, "another start must be another state or image"
 
 
 def check_partial_reset_does_not_change_the_others(env: VectorEnv) -> None:

@@ -57,7 +57,7 @@ SENT_LATE_S, TRIES = 0.1, 8  # on a busy machine
 
 
 def robot_file(folder: Path) -> Path:
-    """The SO-101, slow, with motions as actions, and pictures that a loaded machine may take late."""
+    """The SO-101, slow, with motions as actions, and images that a loaded machine may take late."""
     path = so101(folder)
     document = yaml.safe_load(path.read_text())
     document["limits"]["joints"]["shoulder_pan"]["velocity"] = f"{SPEED} rad/s"
@@ -148,7 +148,7 @@ def drive_and_take_over(page: Page, key: str) -> None:
     page.drive_until([], lambda state: state["actors"].endswith("-"))
 
 
-def test_a_picture_that_cannot_be_read_leads_to_a_hold(
+def test_an_image_that_cannot_be_read_leads_to_a_hold(
     running: CorrectionServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     truncated = io.BytesIO()
@@ -253,7 +253,7 @@ def test_a_policy_acts_as_late_after_its_observations_as_it_was_trained(
 
 
 def drive_without_pause(page: Page) -> None:
-    """26 steps of the policy; started again after pictures that a loaded machine took late."""
+    """26 steps of the policy; started again after images that a loaded machine took late."""
     state = page.receive("state")
     while state["step"] < 26:
         if state["mode"] == "hold":

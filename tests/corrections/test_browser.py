@@ -161,7 +161,7 @@ def test_an_episode_is_trimmed_and_split_on_its_timeline(open_page: Callable[...
         wait_until(page, "document.getElementById('count').textContent === '1 episodes'")
         page.click("#list tbody tr:first-child button")
         page.wait_for_selector("#detail:not([hidden])")
-        assert page.is_disabled("#d-start")  # at the first picture nothing can be cut off
+        assert page.is_disabled("#d-start")  # at the first image nothing can be cut off
         page.fill("#d-step", "2")
         page.click("#d-start")
         wait_until(page, "document.getElementById('d-facts').textContent.includes('2 to 9 of 9 steps')")
@@ -361,7 +361,7 @@ def test_of_two_browsers_one_moves_the_robot(open_page: Callable[..., Page], run
 
 
 def lines_drawn(page: Page) -> list[int]:
-    """Of each camera, how many of the pixels over its picture are drawn on."""
+    """Of each camera, how many of the pixels over its image are drawn on."""
     counted: list[int] = page.evaluate(
         """[...document.querySelectorAll('canvas.lines')].map((canvas) =>
             canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data
@@ -370,7 +370,7 @@ def lines_drawn(page: Page) -> list[int]:
     return counted
 
 
-def test_plan_and_path_are_drawn_over_the_pictures_and_can_be_switched_off(open_page: Callable[..., Page]):
+def test_plan_and_path_are_drawn_over_the_images_and_can_be_switched_off(open_page: Callable[..., Page]):
     page = open_page("Dora")
     next_episode(page)
     wait_until(page, "Number(document.getElementById('rewind-step').max) >= 8")
@@ -421,7 +421,7 @@ def test_on_a_phone_the_page_fits_and_the_pad_drives(open_page: Callable[..., Pa
     page.keyboard.press("p")
     wait_for_mode(page, "hold")
     moved = running.robot.session.env.observe().state[0, :3] - before
-    assert moved[1] > 0.005  # to the right in the picture is +y
+    assert moved[1] > 0.005  # to the right in the image is +y
     page.goto(page.url.split("#")[0] + "#episodes")
     page.wait_for_selector("#episodes:not([hidden])")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

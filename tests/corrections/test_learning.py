@@ -33,7 +33,7 @@ from vla_rl.config.corrections import AdaptiveShare, CorrectionsConfig, Learning
 from vla_rl.config.loader import load_config
 from vla_rl.config.packaged import find_config
 from vla_rl.runners.correction_rounds import learn, learn_round, read_rounds
-from vla_rl.runners.correction_sources import adaptive_share, cloned_sources, corrected_episodes, sirius_shares
+from vla_rl.runners.correction_sources import adaptive_share, cloning_sources, corrected_episodes, sirius_shares
 from vla_rl.runners.corrections import BUNDLE, EPISODES
 from vla_rl.runners.imitation import divide, recorded_robot, window_samplers
 
@@ -71,7 +71,7 @@ def test_the_shares_of_a_recipe_are_those_of_the_batches(tmp_path: Path):
     def batch(recipe: str) -> dict[float, int]:
         settings = load_config(CorrectionsConfig, find_config(Path(recipe), "corrections")).learning
         settings = replace(settings, demonstrations=(tmp_path / "given",))
-        sources = cloned_sources(tmp_path / "episodes", settings)
+        sources = cloning_sources(tmp_path / "episodes", settings)
         samplers = window_samplers(spec, sources, batch_size=64, seed=0)
         first = torch.cat([sampler.next_batch().targets.action[:, 0, 0] for sampler in samplers])
         values, counts = torch.unique((10 * first).round() / 10, return_counts=True)

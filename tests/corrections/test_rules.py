@@ -68,7 +68,7 @@ def test_silence_ends_the_lease():
 # -- input ------------------------------------------------------------------------------------------------------------
 
 
-def test_keys_move_as_the_picture_shows():
+def test_keys_move_as_the_image_shows():
     human = HumanInput(ControlSettings(speed=0.5, turn_speed=0.2), 7)
     away = human.action(RawInput(keys=frozenset({"KeyW"})))
     np.testing.assert_allclose(away[:3], [-0.5, 0, 0])  # the camera faces the robot: away from it is towards the base

@@ -106,7 +106,7 @@ def test_other_origins_and_hosts_are_refused(running: CorrectionServer):
 
 def test_without_a_session_a_connection_shows_nothing(running: CorrectionServer):
     origin = running.origins.origins[0]
-    for path in ("/ws/control", "/ws/pictures"):
+    for path in ("/ws/control", "/ws/frames"):
         with connect(origin.replace("http", "ws") + path, additional_headers={"Origin": origin}) as socket:
             assert closing(socket)[0] == 4401
 
@@ -118,7 +118,7 @@ def test_connections_end_with_their_session_and_the_arm_holds(
     origin, cookie = open_session(running.invite("Lea"))
     headers = {"Cookie": cookie, "Origin": origin}
     with (
-        connect(origin.replace("http", "ws") + "/ws/pictures", additional_headers=headers, max_size=2**22) as pictures,
+        connect(origin.replace("http", "ws") + "/ws/frames", additional_headers=headers, max_size=2**22) as frames,
         open_control(origin, cookie) as socket,
     ):
         socket.send('{"type": "acquire"}')
@@ -127,7 +127,7 @@ def test_connections_end_with_their_session_and_the_arm_holds(
         socket.send(json.dumps({"type": "do", "token": token, "what": "take_over"}))
         while wait_for(socket, "state")["mode"] != "human":
             pass
-        assert closing(socket) == closing(pictures) == (4401, "the session has ended")
+        assert closing(socket) == closing(frames) == (4401, "the session has ended")
     deadline = time.monotonic() + 30
     while running.robot.session.mode != "hold" or running.robot.lease.holder is not None:
         assert time.monotonic() < deadline

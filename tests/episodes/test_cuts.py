@@ -14,7 +14,7 @@ from episodes.sampler import WindowSampler
 from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore, Selection
 from tests.episodes.episode_examples import assert_same, make_episode
-from vla_rl.replay.demonstrations import walks
+from vla_rl.replay.demonstrations import chunk_sequences
 from world_models.data.clip_sampler import ClipSampler
 
 
@@ -160,8 +160,9 @@ def test_what_reads_the_store_reads_what_is_left(tmp_path):
             cut.load_state_dict(position)
         clips = ClipSampler([store], action_horizon=2)
         assert [clips.actions(i).shape[0] for i in range(3)] == [3, 5, 3]
-        replayed = [list(walks(store.read(entry.id), action_horizon=3, gamma=1.0)) for entry in store.select()]
-        assert [sum(int(walk.num_executed.sum()) for walk in one) for one in replayed] == [
+        episodes = [store.read(entry.id) for entry in store.select()]
+        replayed = [list(chunk_sequences(episode, action_horizon=3, gamma=1.0)) for episode in episodes]
+        assert [sum(int(chunks.num_executed.sum()) for chunks in one) for one in replayed] == [
             3 + 2 + 1,
             3 + 2 + 3 + 1 + 3,
             6,

@@ -10,7 +10,7 @@ import pytest
 from episodes.outcomes.rewards import rewarded, with_outcome
 from episodes.store import EpisodeStore
 from tests.episodes.episode_examples import make_episode
-from vla_rl.replay.demonstrations import walks
+from vla_rl.replay.demonstrations import chunk_sequences
 from vla_rl.rewards.labels import LabeledEpisodes
 
 
@@ -31,8 +31,8 @@ def test_a_success_that_begins_in_the_second_part_pays_nothing_in_the_first(tmp_
     assert [episode.reward.tolist() for episode in found] == [[0, 0, 0, 0, 0], [0, 0, 1, 0, 0]]
     assert [episode.terminated.any() for episode in found] == [False, True]
     assert not found[0].truncated.any()  # it goes on: what it is worth is not known
-    walk, *_ = walks(found[1], action_horizon=5, gamma=0.5)  # ends with the success at its third step
-    assert (walk.num_executed.tolist(), walk.reward.tolist(), walk.terminated.tolist()) == ([3], [0.25], [True])
+    chunks, *_ = chunk_sequences(found[1], action_horizon=5, gamma=0.5)  # ends with the success at its third step
+    assert (chunks.num_executed.tolist(), chunks.reward.tolist(), chunks.terminated.tolist()) == ([3], [0.25], [True])
 
 
 @pytest.mark.parametrize("parts", [(5,), (5, 7)])

@@ -10,7 +10,7 @@ from episodes.formats.importer import import_episodes
 from episodes.formats.recording import ImportMapping
 from episodes.schema import Episode, EpisodeError
 from episodes.store import EpisodeStore
-from vla_rl.replay.demonstrations import walks
+from vla_rl.replay.demonstrations import chunk_sequences
 
 RNG = np.random.default_rng(0)
 LENGTHS, TERMINATED = (4, 3), (True, False)  # the second one runs out of time
@@ -73,8 +73,8 @@ def test_episodes_are_as_recorded(layout: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(episode.action, ACTIONS[index] / 2, atol=1e-6)
         np.testing.assert_array_equal(episode.reward, REWARDS[index])
         assert bool(episode.terminated[-1]) is TERMINATED[index] is not bool(episode.truncated[-1])
-        (walk,) = walks(episode, action_horizon=1, gamma=0.9)  # what follows the end in a replay
-        assert len(walk) == LENGTHS[index] + (not TERMINATED[index])
+        (chunks,) = chunk_sequences(episode, action_horizon=1, gamma=0.9)  # what follows the end in a replay
+        assert len(chunks) == LENGTHS[index] + (not TERMINATED[index])
 
 
 def test_without_a_successor_the_last_observation_ends_the_episode(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from policies.denoising.kernels import DDIMConfig, DDPMConfig, Prediction
 from policies.denoising.objectives import DiffusionConfig
 from policies.policy import Policy, set_frozen, trained_parameters
 from policies.registry import build_policy
-from policies.residual.conditioned import GOOD, NOT_GOOD, NOT_SAID, ConditionedPolicy, conditioned
+from policies.residual.conditioned import GOOD, NOT_GOOD, UNLABELED, ConditionedPolicy, conditioned
 from policies.residual.policy import ResidualConfig, residual_on
 from sims.errors import UserError
 from tests.policies.small_configs import CONFIGS
@@ -56,7 +56,7 @@ def test_a_new_one_acts_as_its_base_and_labels_change_that(name: str, guidance: 
         action=0.1 * torch.randn(B, base.spec.cloned_horizon, ROBOT.action_dim, generator=generator(2)),
         mask=torch.ones(B, base.spec.cloned_horizon),
     )
-    label = torch.tensor([GOOD, NOT_GOOD, NOT_SAID, NOT_SAID])
+    label = torch.tensor([GOOD, NOT_GOOD, UNLABELED, UNLABELED])
     loss = policy.labelled_loss(context, targets, label, generator())
     torch.testing.assert_close(loss, base.bc_loss(context, targets, generator()), atol=1e-6, rtol=1e-5)
     if name not in ("denoising", "pi05"):  # whose gates start at zero: the gradient comes with the first update
@@ -106,7 +106,7 @@ def test_it_learns_both_and_acts_as_the_good() -> None:
     noise = generator()
     for _ in range(150):
         kept = torch.rand(64, generator=noise) > 0.2
-        loss = policy.labelled_loss(policy.restore(record), targets, torch.where(kept, label, NOT_SAID), noise)
+        loss = policy.labelled_loss(policy.restore(record), targets, torch.where(kept, label, UNLABELED), noise)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -97,7 +97,7 @@ def test_around_noise_the_base_makes_its_chunk_from_what_is_chosen() -> None:
         policy.act(context, generator()), base.act_from_noise(base_context, torch.zeros(4, 8, 3))
     )
     sample = policy.sample(context, generator())
-    noise = policy.valued(sample.trace, sample.action)
+    noise = policy.critic_action(sample.trace, sample.action)
     torch.testing.assert_close(noise, 1.5 * sample.trace.x.tanh())
     torch.testing.assert_close(sample.action, base.act_from_noise(base_context, noise))
     stored = policy.store(context)

@@ -1,4 +1,4 @@
-"""Camera calibrations: where the end effector is in a rendered picture, the file's errors, and the cross."""
+"""Camera calibrations: where the end effector is in a rendered image, the file's errors, and the cross."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def calibrated(renderer: Renderer, name: str) -> Camera:
     )
 
 
-def test_the_end_effector_is_where_the_picture_shows_it() -> None:
+def test_the_end_effector_is_where_the_image_shows_it() -> None:
     """A small ball at the end effector of the simulated arm, seen by both cameras at three poses."""
     robot, arm = load_robot(FAKE_ARM), TabletopArm()
     renderer = Renderer(gl=choose_gl("auto"), cameras=("agent", "wrist"), image_size=SIZE)

@@ -275,8 +275,8 @@ def act(
 
     register_third_party_plugins()
     vector = {"dtype": "float32", "shape": (6,), "names": list(names)}
-    picture = {"dtype": "image", "shape": (24, 32, 3), "names": ["height", "width", "channels"]}
-    features = {"observation.state": vector, "action": vector, images: picture}
+    feature = {"dtype": "image", "shape": (24, 32, 3), "names": ["height", "width", "channels"]}
+    features = {"observation.state": vector, "action": vector, images: feature}
     meta = LeRobotDatasetMetadata.create("a/b", 25, features, root=bundle.parent / "data", use_videos=False)
     config = PreTrainedConfig.from_pretrained(bundle)
     config.pretrained_path = bundle

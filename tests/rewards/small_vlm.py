@@ -52,7 +52,7 @@ def tokenizer(*, ends: bool) -> PreTrainedTokenizerFast:
     )
 
 
-def pictures() -> CLIPImageProcessorPil:
+def clip_images() -> CLIPImageProcessorPil:
     side = {"height": SIDE, "width": SIDE}
     return CLIPImageProcessorPil(size={"shortest_edge": SIDE}, crop_size=side)
 
@@ -64,7 +64,7 @@ def clip_folder(folder: Path) -> Path:
     text |= {"bos_token_id": words.bos_token_id, "pad_token_id": words.pad_token_id}
     vision = {**TINY, "image_size": SIDE, "patch_size": PATCH}
     CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)).save_pretrained(folder)
-    CLIPProcessor(image_processor=pictures(), tokenizer=words).save_pretrained(folder)
+    CLIPProcessor(image_processor=clip_images(), tokenizer=words).save_pretrained(folder)
     return folder
 
 
@@ -88,7 +88,7 @@ def llava_folder(folder: Path, *, digits: bool = False) -> Path:
         model.get_input_embeddings().weight.data[words.convert_tokens_to_ids("Answer")] = 0  # the last word asked
     model.save_pretrained(folder)
     LlavaProcessor(
-        image_processor=pictures(),
+        image_processor=clip_images(),
         tokenizer=words,
         patch_size=PATCH,
         vision_feature_select_strategy="default",

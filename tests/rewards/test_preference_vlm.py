@@ -38,28 +38,28 @@ def recorded(tmp_path: Path) -> LabeledEpisodes:
     return LabeledEpisodes([dot_episodes.store(tmp_path / "a", 12)])
 
 
-def test_it_is_asked_about_both_pictures_and_then_about_its_answer(llava: Path, recorded: LabeledEpisodes) -> None:
+def test_it_is_asked_about_both_images_and_then_about_its_answer(llava: Path, recorded: LabeledEpisodes) -> None:
     """The same two questions, asked by hand."""
     config = config_of(llava)
     first, second = np.arange(4), 5 * np.arange(4) + 3
     got = VlmLabels(recorded, config, CPU)(first, second)
     model, processor = LlavaForConditionalGeneration.from_pretrained(llava), AutoProcessor.from_pretrained(llava)
 
-    def answer(most: int, text: str, *pictures: torch.Tensor) -> str:
-        shown = {"images": [picture.numpy() for picture in pictures]} if pictures else {}
+    def answer(most: int, text: str, *images: torch.Tensor) -> str:
+        shown = {"images": [image.numpy() for image in images]} if images else {}
         inputs = processor(text=[text], return_tensors="pt", **shown)
         tokens = model.generate(**inputs, max_new_tokens=most, do_sample=False)
         return processor.tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 
     comparisons = set()
     for pair, label in zip(zip(first, second, strict=True), got, strict=True):
-        pictures = recorded.read(np.array(pair)).obs.images[:, 1]  # of the camera "flipped"
-        comparison = answer(6, f"<image><image> {config.compare.format('go right')} Answer", *pictures)
+        images = recorded.read(np.array(pair)).obs.images[:, 1]  # of the camera "flipped"
+        comparison = answer(6, f"<image><image> {config.compare.format('go right')} Answer", *images)
         comparisons.add(comparison)
         assert set(comparison.split()) <= {"0", "1"}
         decision = answer(DECISION_TOKENS, f" {config.decide.format('go right', comparison)} Answer")
         assert label == int(decision.split()[0])
-    assert len(comparisons) > 1  # they depend on the pictures
+    assert len(comparisons) > 1  # they depend on the images
     assert set(got.tolist()) == {0, 1}  # and the decisions on them
 
 

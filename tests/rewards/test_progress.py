@@ -30,7 +30,7 @@ from vla_rl.rewards.progress.fit import ProgressFit
 from vla_rl.rewards.progress.model import ProgressConfig, ProgressModel, progress_targets
 from vla_rl.rewards.progress.weights import progress_changes, progress_weights
 from vla_rl.rewards.scorer import RewardModelError, Sensors
-from vla_rl.runners.imitation import Cloned, clone
+from vla_rl.runners.imitation import CloningSource, clone
 from vla_rl.runners.progress import assess_progress_stores, fit_progress
 
 SENSORS = Sensors(cameras=("front", "flipped"), image_size=(16, 16), state_dim=2)
@@ -117,7 +117,7 @@ def test_the_packaged_process_reward() -> None:
 
 
 def store_of(folder: Path, *, first: int = 0) -> Path:
-    """Two instructions: to the right as usual, and of the same pictures "go left", which never succeeds."""
+    """Two instructions: to the right as usual, and of the same images "go left", which never succeeds."""
     with EpisodeStore(folder, create=True) as store:
         store.add_all(success(seed, [], steps=8 + seed % 5) for seed in range(first, first + 20))
         store.add_all(success(1000 + seed, [], steps=9, instruction="wait there") for seed in range(first, first + 20))
@@ -138,7 +138,7 @@ def test_a_fitted_model_orders_other_episodes_and_tells_failures(tmp_path: Path)
 
 
 def test_with_another_instruction_there_is_no_progress(tmp_path: Path) -> None:
-    """The pictures are those of the other task's success."""
+    """The images are those of the other task's success."""
     recorded = LabeledEpisodes([EpisodeStore(store_of(tmp_path / "a"))])
     fit = make_fit(recorded, other_instructions=1.0)
     batch = fit.draw()
@@ -200,7 +200,7 @@ def test_equal_scores_share_their_average_rank() -> None:
 
 
 class Position:
-    """The dot's place as progress; the pictures are not looked at."""
+    """The dot's place as progress; the images are not looked at."""
 
     device = torch.device("cpu")
 
@@ -251,7 +251,7 @@ def test_a_policy_is_cloned_from_what_gets_on(tmp_path: Path) -> None:
         policy = build_policy(GaussianPolicyConfig(action_horizon=1, hidden=(32,)), dot_episodes.ROBOT)
         config = BCConfig(steps=150, batch_size=64, learning_rate=3e-3, progress=progress)
         folder = tmp_path / f"cloned-{progress is not None}"
-        bundle = clone(policy, [Cloned(store=tmp_path / "b")], config, folder, seed=0, fit_normalizer=True)
+        bundle = clone(policy, [CloningSource(store=tmp_path / "b")], config, folder, seed=0, fit_normalizer=True)
         cloned = load_bundle(bundle)
         obs = WindowSampler(store, action_horizon=1, batch_size=64, seed=0).next_batch().obs
         context, _ = cloned.encode(obs, cloned.initial_state(len(obs)))

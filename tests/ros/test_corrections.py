@@ -21,8 +21,8 @@ from policies.policy import RobotSpec
 from real_robot.arm_connection import connected
 from real_robot.corrections.arm import ArmEnv
 from real_robot.corrections.audit import AuditLog
+from real_robot.corrections.frames import FrameThread, frames_of
 from real_robot.corrections.human_input import RawInput
-from real_robot.corrections.pictures import PictureThread, pictures_of
 from real_robot.corrections.robot_thread import RobotThread
 from real_robot.corrections.session import CorrectionSession, Refused
 from real_robot.corrections.settings import ControlSettings
@@ -81,8 +81,8 @@ def robot(cell: Cell, tmp_path: Path) -> Iterator[RobotThread]:
             arm, Versions(load_backend(tmp_path / "bundle")), store, SETTINGS,
             starts=StartSequence("train", seed=0, num_tasks=1), split="robot", audit=audit,
         )  # fmt: skip
-        pictures = stack.enter_context(contextlib.closing(PictureThread(pictures_of(arm, None, 64), jpeg_quality=90)))
-        thread = stack.enter_context(contextlib.closing(RobotThread(session, pictures, audit)))
+        frames = stack.enter_context(contextlib.closing(FrameThread(frames_of(arm, None, 64), jpeg_quality=90)))
+        thread = stack.enter_context(contextlib.closing(RobotThread(session, frames, audit)))
         thread.start()
         yield thread
         assert thread.failure is None

@@ -183,11 +183,11 @@ def stop_at_fault(cell: Cell, session: Any, inputs: Speaker, fault: dict[str, An
     raise AssertionError(f"the arm stopped for another reason each time, at last: {loop.filter.stopped}")
 
 
-def test_a_check_draws_the_end_effector_into_the_pictures(cell: Cell, tmp_path: Path) -> None:
+def test_a_check_draws_the_end_effector_into_the_images(cell: Cell, tmp_path: Path) -> None:
     ahead = {"position": ["1.2 m", "0 m", "0.8 m"], "focal_length": [300.0, 300.0]}  # the whole workspace is in view
-    code, live = command("check", str(write(tmp_path, **ahead)), "--live", "--pictures", str(tmp_path / "pictures"))
+    code, live = command("check", str(write(tmp_path, **ahead)), "--live", "--images", str(tmp_path / "images"))
     assert (code, live["problems"], live["calibrated"]) == (0, [], ["agent"])
-    agent, wrist = (np.asarray(Image.open(tmp_path / "pictures" / f"{name}.png")) for name in ("agent", "wrist"))
+    agent, wrist = (np.asarray(Image.open(tmp_path / "images" / f"{name}.png")) for name in ("agent", "wrist"))
     assert agent.shape == wrist.shape == (64, 64, 3)
     assert 5 < (agent == (255, 0, 255)).all(axis=-1).sum() < 200
     assert not (wrist == (255, 0, 255)).all(axis=-1).any()

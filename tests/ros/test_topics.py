@@ -419,24 +419,24 @@ def test_a_message_is_as_old_as_its_receipt_however_late_it_is_taken(node: Any) 
 def test_images_of_every_encoding_in_the_size_the_policy_wants(node: Any) -> None:
     import io
 
-    from PIL import Image as Picture
+    from PIL import Image as PILImage
     from sensor_msgs.msg import CompressedImage, Image
 
     from real_robot.ros.inputs import CameraInput, image_array
 
-    picture = np.zeros((48, 64, 3), np.uint8)
-    picture[:, :, 0], picture[:, :, 2] = 200, 40
+    pixels = np.zeros((48, 64, 3), np.uint8)
+    pixels[:, :, 0], pixels[:, :, 2] = 200, 40
     file = io.BytesIO()
-    Picture.fromarray(picture).save(file, format="png")
+    PILImage.fromarray(pixels).save(file, format="png")
     packed = CompressedImage(format="png")
     packed.data.frombytes(file.getvalue())
     padded = Image(height=48, width=64, encoding="bgr8", step=3 * 64 + 8)
-    padded.data.frombytes(np.pad(picture[..., ::-1].reshape(48, -1), ((0, 0), (0, 8))).tobytes())
+    padded.data.frombytes(np.pad(pixels[..., ::-1].reshape(48, -1), ((0, 0), (0, 8))).tobytes())
     for message in (packed, padded):
-        assert (image_array(message) == picture).all()
+        assert (image_array(message) == pixels).all()
     with_alpha = Image(height=48, width=64, encoding="bgra8", step=4 * 64)
-    with_alpha.data.frombytes(np.dstack([picture[..., ::-1], picture[..., :1]]).tobytes())
-    assert (image_array(with_alpha) == picture).all()
+    with_alpha.data.frombytes(np.dstack([pixels[..., ::-1], pixels[..., :1]]).tobytes())
+    assert (image_array(with_alpha) == pixels).all()
     gray = Image(height=2, width=2, encoding="mono8", step=2)
     gray.data.frombytes(bytes([1, 2, 3, 4]))
     assert image_array(gray)[..., 1].tolist() == [[1, 2], [3, 4]]
@@ -459,7 +459,7 @@ def test_images_of_every_encoding_in_the_size_the_policy_wants(node: Any) -> Non
         time.sleep(0.02)
         seen = cameras.images((24, 24))
     assert seen is not None
-    assert (seen[0]["left"] == picture[:24, :24]).all()
-    assert (seen[0]["right"] == picture[:24, :24]).all()
+    assert (seen[0]["left"] == pixels[:24, :24]).all()
+    assert (seen[0]["right"] == pixels[:24, :24]).all()
     assert time.monotonic() - seen[1] < 5.0
     cameras.close()

@@ -53,14 +53,14 @@ def write_lerobot(root: Path, env: VectorEnv, *, episodes: int, steps: int) -> P
     camera = f"observation.images.{env.spec.cameras[0]}"
     for number in range(episodes):
         images, state, action, instruction = record(env, steps=steps, seed=number)
-        pictures = []
+        encoded = []
         for image in images[:, 0]:
             out = io.BytesIO()
             Image.fromarray(image).save(out, "PNG")
-            pictures.append({"bytes": out.getvalue(), "path": None})
+            encoded.append({"bytes": out.getvalue(), "path": None})
         table = {
             "episode_index": [number] * steps, "task_index": [0] * steps, "action": list(action),
-            "observation.state": list(state), camera: pictures,
+            "observation.state": list(state), camera: encoded,
         }  # fmt: skip
         parquet.write_table(pa.table(table), root / f"data/chunk-000/episode_{number:06d}.parquet")
     features = {

@@ -100,7 +100,7 @@ def test_with_shadows_everything_is_drawn(forwarded: tuple[mujoco.MjModel, mujoc
     cameras.close()
 
 
-def test_pictures_in_low_detail_are_alike_and_the_model_stays(
+def test_images_in_low_detail_are_alike_and_the_model_stays(
     forwarded: tuple[mujoco.MjModel, mujoco.MjData], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, data = forwarded

@@ -452,7 +452,7 @@ def test_shaped_reward_adds_progress():
     env.close()
 
 
-# Pictures and words
+# Images and words
 
 
 def test_observation_of_some_environments():

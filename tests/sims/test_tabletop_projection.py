@@ -1,4 +1,4 @@
-"""Points of the scene are found in the rendered pictures where they are projected."""
+"""Points of the scene are found in the rendered images where they are projected."""
 
 from __future__ import annotations
 

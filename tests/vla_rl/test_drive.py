@@ -27,7 +27,7 @@ from vla_rl.drive.server import DriveServer, serving
 from vla_rl.drive.session import DriveSession
 from world_models.bundle import FittedWorldModel, load_world_model, save_world_model
 from world_models.data.clip_sampler import ClipSampler
-from world_models.evaluation.parting import Parting, usual_picture_difference
+from world_models.evaluation.divergence import Divergence, reference_image_difference
 from world_models.training.dynamics import DynamicsFit, DynamicsFitConfig
 from world_models.training.kinematics import KinematicsFit
 
@@ -49,15 +49,15 @@ def fitted(clips: ClipSampler, tmp_path_factory: pytest.TempPathFactory) -> Fitt
     config = DynamicsFitConfig(steps=30, batch_size=8, learning_rate=5e-3, warmup=5)
     dot_episodes.finish(DynamicsFit(dynamics, config, clips, seed=0))
     path = tmp_path_factory.mktemp("fit") / "world.safetensors"
-    save_world_model(dynamics.eval(), reward_model, path, usual_error=1.0, metrics={}, reward_every=2)
+    save_world_model(dynamics.eval(), reward_model, path, reference_error=1.0, metrics={}, reward_every=2)
     return load_world_model(path)
 
 
 def make_session(
-    fitted: FittedWorldModel, clips: ClipSampler, env: dot_episodes.DotEnv | None, usual: float | None = None
+    fitted: FittedWorldModel, clips: ClipSampler, env: dot_episodes.DotEnv | None, reference: float | None = None
 ) -> DriveSession:
-    usual = usual_picture_difference(fitted.dynamics, clips, seed=0) if usual is None else usual
-    session = DriveSession(fitted, clips, Parting(usual_picture=usual, locate=None), env, CONTROL)
+    reference = reference_image_difference(fitted.dynamics, clips, seed=0) if reference is None else reference
+    session = DriveSession(fitted, clips, Divergence(reference_image_difference=reference, locate=None), env, CONTROL)
     session.begin(0)
     return session
 
@@ -87,13 +87,13 @@ def test_both_robots_get_the_same_actions_and_go_back_together(fitted: FittedWor
 
 
 def test_where_they_part_is_told(fitted: FittedWorldModel, clips: ClipSampler) -> None:
-    session = make_session(fitted, clips, dot_episodes.DotEnv(), usual=0.2)
+    session = make_session(fitted, clips, dot_episodes.DotEnv(), reference=0.2)
     for _ in range(8):
         session.step(RIGHT)
     said = [session.moment(step) for step in range(9)]
-    assert [one["parted"] for one in said] == ["picture" if one["difference"] > 0.2 else None for one in said]
-    assert said[0]["parted"] is None
-    assert said[-1]["parted"] == "picture"
+    assert [one["divergence"] for one in said] == ["image" if one["difference"] > 0.2 else None for one in said]
+    assert said[0]["divergence"] is None
+    assert said[-1]["divergence"] == "image"
 
 
 def test_without_a_simulator_the_imagined_robot_is_alone(fitted: FittedWorldModel, clips: ClipSampler) -> None:
@@ -198,12 +198,12 @@ def pixels(page: Page, row: str) -> np.ndarray:
       const canvas = document.getElementById(id);
       return [canvas.height, [...canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data]];
     }"""
-    height, data = page.evaluate(script, f"picture-{row}")
+    height, data = page.evaluate(script, f"image-{row}")
     return np.array(data, dtype=np.uint8).reshape(height, -1, 4)
 
 
 def dot(image: np.ndarray) -> float:
-    """The column of the red dot in the upper camera's picture."""
+    """The column of the red dot in the upper camera's image."""
     upper = image[: dot_episodes.SIZE].astype(float)
     redness = (upper[..., 0] - upper[..., 1] - 40).clip(0).sum(0)
     return float(redness @ np.arange(len(redness)) / redness.sum())
@@ -218,7 +218,7 @@ def test_a_person_drives_scrubs_goes_back_and_begins_again(chromium: Browser, ru
         page.set_default_timeout(TIMEOUT_MS)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(running.invite())
-        wait_until(page, "document.getElementById('picture-true')?.dataset.step === '0'")
+        wait_until(page, "document.getElementById('image-true')?.dataset.step === '0'")
         at_start = dot(pixels(page, "true"))
         assert np.abs(pixels(page, "true").astype(int) - pixels(page, "imagined")).max() <= 8  # the same start, as JPEG
 
@@ -229,7 +229,7 @@ def test_a_person_drives_scrubs_goes_back_and_begins_again(chromium: Browser, ru
         wait_until(page, "Number(document.getElementById('at').max) >= 6")
         page.keyboard.up("Shift")
         page.keyboard.up("w")
-        wait_until(page, "document.getElementById('picture-true').dataset.step === document.getElementById('at').max")
+        wait_until(page, "document.getElementById('image-true').dataset.step === document.getElementById('at').max")
         steps, seen = int(page.get_attribute("#at", "max") or 0), dot(pixels(page, "true"))
         assert seen == pytest.approx(at_start + steps / 2, abs=1.5)
         assert (page.text_content("#mode") or "") == "Hold Shift and drive"
@@ -238,7 +238,7 @@ def test_a_person_drives_scrubs_goes_back_and_begins_again(chromium: Browser, ru
 
         page.focus("#at")
         page.keyboard.press("Home")
-        wait_until(page, "document.getElementById('picture-true').dataset.step === '0'")
+        wait_until(page, "document.getElementById('image-true').dataset.step === '0'")
         assert dot(pixels(page, "true")) == pytest.approx(at_start, abs=0.5)
         page.keyboard.press("ArrowRight")
         page.keyboard.press("ArrowRight")

@@ -33,7 +33,7 @@ from vla_rl.rollouts.ahead import make_ahead
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.experience import Experience
 from vla_rl.runners import reinforce as runner
-from vla_rl.runners.imitation import Cloned, clone
+from vla_rl.runners.imitation import CloningSource, clone
 from vla_rl.runners.replay import repeat_update, replay
 from vla_rl.runs.checkpoint import CheckpointError, latest_checkpoint, load_checkpoint, load_tree, save_tree
 from vla_rl.runs.failures import FailureLog
@@ -253,6 +253,6 @@ def test_behavior_cloning_that_diverges_stops(tmp_path: Path) -> None:
     policy = DenoisingPolicy(SMALL, RobotSpec.of(PointEnv(num_envs=1).spec))
     config = BCConfig(steps=20, warmup=1, batch_size=8, learning_rate=float("inf"))
     with pytest.raises(RunFailure, match="step 0: bc_learning_rate is inf"):
-        clone(policy, [Cloned(store=store.path)], config, tmp_path / "run", seed=0, fit_normalizer=True)
+        clone(policy, [CloningSource(store=store.path)], config, tmp_path / "run", seed=0, fit_normalizer=True)
     assert not (tmp_path / "run" / "bundle").exists()
     assert list((tmp_path / "run" / "quarantine").iterdir())

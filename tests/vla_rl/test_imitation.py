@@ -33,7 +33,7 @@ from vla_rl.algorithms.encoded_windows import EncodedWindows
 from vla_rl.algorithms.shards import GradientShards
 from vla_rl.config.experiment import EvaluationConfig, Experiment, Imitation
 from vla_rl.runners.demonstrations import Attempts, run_expert
-from vla_rl.runners.imitation import Cloned, clone, imitate
+from vla_rl.runners.imitation import CloningSource, clone, imitate
 from vla_rl.runs.checkpoint import load_tree, save_tree
 
 SMALL = DenoisingPolicyConfig(encoder=CompactEncoderConfig(width=32, text_width=16), expert=ActionExpertConfig(depth=1))
@@ -90,7 +90,7 @@ def test_stores_without_a_success_are_passed_over(tmp_path: Path) -> None:
         config = BCConfig(steps=3, warmup=1, batch_size=9)
         bundle = clone(
             policy,
-            [Cloned(store=path) for path in paths],
+            [CloningSource(store=path) for path in paths],
             config,
             folder,
             seed=0,

@@ -24,7 +24,7 @@ from vla_rl.cli.arguments import load_experiment
 from vla_rl.cli.main import main
 from vla_rl.config.experiment import Imitation
 from vla_rl.runners.checks import SpecOnly
-from vla_rl.runners.imitation import cloned_from, new_policy
+from vla_rl.runners.imitation import cloning_source, new_policy
 from vla_rl.runners.logs import recorded_spec
 from vla_rl.runners.reinforce import with_demonstrations
 from vla_rl.runs.listing import summarize
@@ -149,7 +149,7 @@ def test_held_out_episodes_are_not_cloned(tmp_path: Path) -> None:
     store = dot_episodes.store(tmp_path / "store", 60)
     config = tmp_path / "logs.yaml"
     config.write_text(CONFIG)
-    source = cloned_from(load_experiment(config), store.path)
+    source = cloning_source(load_experiment(config), store.path)
     cloned = {entry.seed for entry in store.select(source.where)}
     evaluated = {entry.seed for entry in ClipSampler([store], action_horizon=4, part="held_out").entries}
     succeeded = {entry.seed for entry in store.select() if entry.success}

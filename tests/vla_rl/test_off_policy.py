@@ -357,7 +357,7 @@ def test_around_noise_the_replay_holds_noise(store: Path) -> None:
     made = learner(PointEnv(num_envs=4), chosen, base="denoising")
     acted = made._act()
     held = made.replay.entries().action.unflatten(0, (4, -1))[:, 0]
-    torch.testing.assert_close(held, residual(made).valued(acted.experience.trace, acted.action))
+    torch.testing.assert_close(held, residual(made).critic_action(acted.experience.trace, acted.action))
     assert not torch.allclose(held, acted.action)
     made.iterate()
     assert made.updates > made.config.critic_warmup

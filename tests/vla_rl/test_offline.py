@@ -14,7 +14,7 @@ from episodes.schema import HUMAN
 from episodes.store import EpisodeStore
 from policies.policy import RobotSpec
 from policies.registry import build_policy
-from policies.residual.conditioned import GOOD, NOT_GOOD, NOT_SAID
+from policies.residual.conditioned import GOOD, NOT_GOOD, UNLABELED
 from policies.residual.ensemble import EnsembleConfig
 from policies.residual.policy import ResidualConfig, ResidualPolicy, SquashedNoiseConfig, residual_on
 from sims.errors import UserError
@@ -38,9 +38,9 @@ from vla_rl.algorithms.off_policy_settings import (
 from vla_rl.algorithms.offline_losses import (
     cloning_weights,
     conservative_gap,
+    drop_labels,
     expectile_loss,
     positive_labels,
-    said_labels,
 )
 from vla_rl.algorithms.td_target import td_target
 from vla_rl.runners.iterations import algorithm_state, restore_algorithm
@@ -243,13 +243,13 @@ def test_chunks_of_some_actors_are_good_and_cloned_whatever_the_critic_says(stor
     assert chosen_by(batch, None).all()
 
 
-def test_half_of_the_labels_is_not_said() -> None:
+def test_half_of_the_labels_is_dropped() -> None:
     good = (torch.arange(4000) % 4 == 0).float()
-    label = said_labels(good, 0.5, torch.Generator().manual_seed(0))
-    said = label != NOT_SAID
-    assert 0.45 < said.float().mean() < 0.55
-    assert torch.equal(label[said], torch.where(good[said] == 1, GOOD, NOT_GOOD))
-    assert torch.equal(said_labels(good, 0.0, torch.Generator()), good.long())
+    label = drop_labels(good, 0.5, torch.Generator().manual_seed(0))
+    kept = label != UNLABELED
+    assert 0.45 < kept.float().mean() < 0.55
+    assert torch.equal(label[kept], torch.where(good[kept] == 1, GOOD, NOT_GOOD))
+    assert torch.equal(drop_labels(good, 0.0, torch.Generator()), good.long())
 
 
 # -- stages -----------------------------------------------------------------------------------------------------------

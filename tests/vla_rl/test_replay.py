@@ -30,7 +30,7 @@ from tests.worlds import ChainEnv, PointEnv
 from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.replay.augmentation import shift_images
-from vla_rl.replay.demonstrations import recorded_walks, replay_of, walks
+from vla_rl.replay.demonstrations import chunk_sequences, recorded_chunk_sequences, replay_of
 from vla_rl.replay.replay import Entries, Replay
 from vla_rl.runs.checkpoint import load_tree, save_tree
 
@@ -180,7 +180,7 @@ def recorded_replay(policy: ResidualPolicy, path: Path) -> Replay:
     env = ReachEnv(num_envs=1)
     env.reset(start=[StartState(task=0, seed=0)])
     example = policy.store(policy.encode(env.observe(), policy.initial_state(1))[0])
-    found = recorded_walks([path], action_horizon=policy.spec.action_horizon, gamma=GAMMA)
+    found = recorded_chunk_sequences([path], action_horizon=policy.spec.action_horizon, gamma=GAMMA)
     return replay_of(found, policy, example, gamma=GAMMA, seed=0)
 
 
@@ -215,7 +215,7 @@ def test_recorded_episodes_are_the_experience_that_acting_would_have_stored(tmp_
 
 
 def test_every_observation_of_an_episode_is_used(tmp_path: Path) -> None:
-    """Observed at every step, with an action horizon of four: four walks."""
+    """Observed at every step, with an action horizon of four: four sequences."""
     env = ReachEnv(num_envs=1, max_steps=9)
     store = EpisodeStore(tmp_path / "store", create=True)
     recorder = RecordedEnv(env, store, source="expert", split="train")
@@ -225,10 +225,11 @@ def test_every_observation_of_an_episode_is_used(tmp_path: Path) -> None:
         recorder.step(torch.zeros(1, 2))
         recorder.observe()
     episode = store.read(store.select()[0].id)
-    found = list(walks(episode, action_horizon=4, gamma=GAMMA))
-    assert sorted(int(i) for walk in found for i in walk.observation) == [*range(9), 9, 9, 9, 9]  # the last ends all
+    found = list(chunk_sequences(episode, action_horizon=4, gamma=GAMMA))
+    observed = sorted(int(i) for chunks in found for i in chunks.observation)
+    assert observed == [*range(9), 9, 9, 9, 9]  # the last ends all
     assert sorted(map(len, found)) == [3, 3, 3, 4]
-    assert all(walk.num_executed[-1] == 0 for walk in found)  # the time limit: the last observation has no chunk
+    assert all(chunks.num_executed[-1] == 0 for chunks in found)  # the time limit: the last observation has no chunk
     policy = residual_on(
         GaussianPolicy(GaussianPolicyConfig(action_horizon=4), RobotSpec.of(env.spec)), ResidualConfig(action_horizon=4)
     )

@@ -68,7 +68,9 @@ def test_rlir_trains_the_world_model(inverse: InverseDynamics, clips: ClipSample
     made, reward_model = dot_episodes.models()
     made.fit_scales(*clips.statistics())
     torch.nn.init.normal_(made.out.weight, std=0.05)  # zero at first, when noise does not change the frames
-    save_world_model(made, reward_model, tmp_path / "world.safetensors", usual_error=1.0, metrics={}, reward_every=2)
+    save_world_model(
+        made, reward_model, tmp_path / "world.safetensors", reference_error=1.0, metrics={}, reward_every=2
+    )
     world = load_world_model(tmp_path / "world.safetensors").dynamics
     before = {name: value.clone() for name, value in world.state_dict().items()}
     lenient = InverseDynamics(InverseDynamicsConfig(width=8, gate_ratio=1.0), dot_episodes.ROBOT)

@@ -166,7 +166,9 @@ def test_episodes_of_another_robot_are_not_evaluated(tmp_path: Path) -> None:
         for one in map(dot_episodes.episode, range(24))
     )
     dynamics, reward_model = dot_episodes.models()
-    save_world_model(dynamics, reward_model, tmp_path / WORLD_MODEL_FILE, usual_error=1.0, metrics={}, reward_every=4)
+    save_world_model(
+        dynamics, reward_model, tmp_path / WORLD_MODEL_FILE, reference_error=1.0, metrics={}, reward_every=4
+    )
     same = dot_episodes.store(tmp_path / "same", 24)
     fitted = load_world_model(tmp_path / WORLD_MODEL_FILE)
     assert open_clips_for(fitted, [same.path], "held_out").image_size == (16, 16)
@@ -204,7 +206,7 @@ def test_the_environments_cameras_are_predicted_whatever_a_store_holds(tmp_path:
 
 def test_a_fitted_world_model_is_evaluated_in_its_own_chunks(tmp_path: Path) -> None:
     path, stores = tmp_path / WORLD_MODEL_FILE, [dot_episodes.store(tmp_path / "store", 60).path]
-    save_world_model(*dot_episodes.models(), path, usual_error=1.0, metrics={}, reward_every=4)
+    save_world_model(*dot_episodes.models(), path, reference_error=1.0, metrics={}, reward_every=4)
     longer = replace(ONE_STEP, dynamics=replace(dot_episodes.DYNAMICS, action_horizon=8))
     own, other = evaluate(ONE_STEP, tmp_path, stores), evaluate(longer, tmp_path, stores)
     assert own["psnr"] == other["psnr"]
@@ -212,7 +214,7 @@ def test_a_fitted_world_model_is_evaluated_in_its_own_chunks(tmp_path: Path) -> 
 
 def test_another_interval_than_that_of_the_thresholds_is_refused(tmp_path: Path) -> None:
     path, stores = tmp_path / WORLD_MODEL_FILE, [dot_episodes.store(tmp_path / "store", 60).path]
-    save_world_model(*dot_episodes.models(), path, usual_error=1.0, metrics={}, reward_every=2)
+    save_world_model(*dot_episodes.models(), path, reference_error=1.0, metrics={}, reward_every=2)
     fitted = load_world_model(path)
     clips = open_clips_for(fitted, stores, "held_out")
     starts = RecordedStarts(clips, startable(clips, None), tasks=("go",))
@@ -227,7 +229,7 @@ def test_a_task_that_the_simulator_lacks_is_refused(tmp_path: Path) -> None:
     env, bundle = dot_episodes.DotEnv(), tmp_path / "start"
     path = changed_store(tmp_path / "store", lambda one: replace(one, task="fly"))
     world = tmp_path / WORLD_MODEL_FILE
-    save_world_model(*dot_episodes.models(), world, usual_error=1.0, metrics={}, reward_every=4)
+    save_world_model(*dot_episodes.models(), world, reference_error=1.0, metrics={}, reward_every=4)
     message = r"the episodes' task 'fly' is not one of the simulator's: \('go',\)"
     with pytest.raises(UserError, match=message):
         evaluate(ONE_STEP, tmp_path, [path], env)
@@ -252,7 +254,9 @@ class NotedStarts(dot_episodes.DotEnv):
 
 def test_policies_start_in_the_simulator_where_they_start_in_the_world_model(tmp_path: Path) -> None:
     dynamics, reward_model = dot_episodes.models()
-    save_world_model(dynamics, reward_model, tmp_path / WORLD_MODEL_FILE, usual_error=1.0, metrics={}, reward_every=4)
+    save_world_model(
+        dynamics, reward_model, tmp_path / WORLD_MODEL_FILE, reference_error=1.0, metrics={}, reward_every=4
+    )
     store = dot_episodes.store(tmp_path / "store", 60)
     held_out = [entry for entry in store.select() if entry.fold == HELD_OUT]
     store.trim(held_out[0].id, 1, held_out[0].steps, author="anna")

@@ -244,12 +244,15 @@ def test_a_saved_model_is_loaded_bit_for_bit(clips: ClipSampler, tmp_path: Path)
     world, reward_model = dot_episodes.models()
     path = tmp_path / "world.safetensors"
     save_world_model(
-        randomized(world), reward_model, path, usual_error=0.25, metrics={"success_auc": 0.9}, reward_every=2
+        randomized(world), reward_model, path, reference_error=0.25, metrics={"success_auc": 0.9}, reward_every=2
     )
     loaded = load_world_model(path)
-    assert loaded.info.usual_error == 0.25
+    assert loaded.info.reference_error == 0.25
     for name, value in world.state_dict().items():
         assert torch.equal(value, loaded.dynamics.state_dict()[name]), name
+    path.write_bytes(path.read_bytes().replace(b"vla-rl world model 3", b"vla-rl world model 2"))
+    with pytest.raises(WorldModelError, match=r"format 'vla-rl world model 2', not .*; fit it again"):
+        load_world_model(path)
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(WorldModelError, match="truncated or not a world model"):
         load_world_model(path)

@@ -83,7 +83,7 @@ def test_branch_steps_truncate_an_episode(tmp_path: Path) -> None:
 
 def test_uncertain_predictions_truncate_and_lower_the_reward(tmp_path: Path) -> None:
     env = make(tmp_path, max_error=1.0)
-    env.usual_error = 1e-6  # every estimate is far above what is usual
+    env.reference_error = 1e-6  # every estimate is far above the reference
     env.reset(start=[StartState(task=0, seed=seed) for seed in (1, 2, 3)])
     chunk = step_chunk(env, actions(3, 4), 1.0)
     assert chunk.truncated.all()
@@ -92,9 +92,9 @@ def test_uncertain_predictions_truncate_and_lower_the_reward(tmp_path: Path) -> 
     uncertain = make(tmp_path / "penalty", error_penalty=0.5)
     uncertain.reward_model.reward_threshold.fill_(-1.0)
     uncertain.reset(start=[StartState(task=0, seed=seed) for seed in (1, 2, 3)])
-    uncertain.usual_error = float("inf")
+    uncertain.reference_error = float("inf")
     assert (step_chunk(uncertain, actions(3, 4), 1.0).reward == 1).all()
-    uncertain.usual_error = 1e-6
+    uncertain.reference_error = 1e-6
     uncertain.reset(start=[StartState(task=0, seed=seed) for seed in (1, 2, 3)])
     assert (step_chunk(uncertain, actions(3, 4), 1.0).reward == 0).all()
 

@@ -237,7 +237,7 @@ def test_other_autoencoders_fit_too(clips: ClipSampler, settings: tuple, tmp_pat
 
 def test_a_saved_model_predicts_the_same(clips: ClipSampler, tmp_path: Path) -> None:
     world, path = randomized(untrained(clips)), tmp_path / "world.safetensors"
-    save_world_model(world, dot_episodes.models()[1], path, usual_error=0.25, metrics={}, reward_every=2)
+    save_world_model(world, dot_episodes.models()[1], path, reference_error=0.25, metrics={}, reward_every=2)
     loaded = load_world_model(path).dynamics
     assert isinstance(loaded, LatentDiT) and loaded.config == world.config
     clip = drawn(clips)

@@ -163,7 +163,7 @@ def test_a_policy_of_another_robot_is_refused() -> None:
         dynamics=dynamics.config,
         reward_model=model.config,
         robot=dot_episodes.ROBOT,
-        usual_error=1.0,
+        reference_error=1.0,
         metrics={},
         reward_every=1,
     )

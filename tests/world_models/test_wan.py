@@ -104,7 +104,7 @@ def test_it_is_fitted_to_actions_and_needs_no_folder_afterwards(
     assert {"action_tokens.weight", "condition.0.weight", "transformer.blocks.0.attn2.to_k.weight"} <= changed
     assert not any(name.startswith("codec.") for name in changed)
     save_world_model(
-        world, dot_episodes.models()[1], tmp_path / "world.safetensors", usual_error=1.0, metrics={}, reward_every=2
+        world, dot_episodes.models()[1], tmp_path / "world.safetensors", reference_error=1.0, metrics={}, reward_every=2
     )
     shutil.rmtree(folder)
     again = load_world_model(tmp_path / "world.safetensors").dynamics

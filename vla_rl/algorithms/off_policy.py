@@ -31,11 +31,11 @@ from sims.vector_env import VectorEnv
 from vla_rl.algorithms.algorithm import Metrics
 from vla_rl.algorithms.gate import Gate
 from vla_rl.algorithms.off_policy_actor import check_policy
-from vla_rl.algorithms.off_policy_critics import valued_shape
+from vla_rl.algorithms.off_policy_critics import critic_action_shape
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.algorithms.off_policy_updates import OffPolicyUpdates, context_of_zeros, made_conditional, stored_example
 from vla_rl.algorithms.on_policy import ages
-from vla_rl.replay.demonstrations import Walk, recorded_walks, replay_of
+from vla_rl.replay.demonstrations import ChunkSequence, recorded_chunk_sequences, replay_of
 from vla_rl.replay.replay import SEVERAL, Entries, Replay, Windows
 from vla_rl.rollouts.collector import ActedChunk, Collector
 from vla_rl.rollouts.experience import Experience, reward_errors
@@ -72,7 +72,7 @@ class OffPolicy(OffPolicyUpdates):
         policy.plan_storage(kept, in_host=True)
         example, device = stored_example(policy), policy.device
         self.replay = Replay(
-            example, valued_shape(policy), streams=env.spec.num_envs,
+            example, critic_action_shape(policy), streams=env.spec.num_envs,
             capacity=config.capacity, gamma=config.gamma, seed=spawn_seed(seed, "replay"), device=device,
         )  # fmt: skip
         self.demonstrations: Replay | None = None
@@ -87,7 +87,7 @@ class OffPolicy(OffPolicyUpdates):
         self.gate_seed = spawn_seed(seed, "gate")
         self._publish()
 
-    def _demonstrated(self) -> list[Walk]:
+    def _demonstrated(self) -> list[ChunkSequence]:
         """None where none are drawn, and where the stores are not known yet (the check of a run's settings)."""
         config = self.config
         needed = config.demonstration_share > 0 or config.offline_iterations > 0
@@ -99,7 +99,7 @@ class OffPolicy(OffPolicyUpdates):
                 "has no demonstrations: give algorithm.stores"
             )
         where, horizon = Selection(folds=config.folds), self.policy.spec.action_horizon
-        return recorded_walks(config.stores, where, action_horizon=horizon, gamma=config.gamma)
+        return recorded_chunk_sequences(config.stores, where, action_horizon=horizon, gamma=config.gamma)
 
     @property
     def offline(self) -> bool:
@@ -171,7 +171,7 @@ class OffPolicy(OffPolicyUpdates):
         chunk = self.collector.act(self._warmup_noise)
         experience, action = chunk.experience, chunk.action
         if isinstance(self.policy, CriticGuided):
-            action = self.policy.valued(experience.trace, action)
+            action = self.policy.critic_action(experience.trace, action)
         known = experience.actor == POLICY  # a person's actions are not: such a chunk is an observation only
         self.replay.append(
             range(len(experience)),

@@ -21,7 +21,7 @@ from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
 from vla_rl.algorithms.off_policy_critics import Alternatives, Critics, Proposals
 from vla_rl.algorithms.off_policy_settings import UpdatesConfig
-from vla_rl.algorithms.offline_losses import cloning_weights, positive_labels, said_labels
+from vla_rl.algorithms.offline_losses import cloning_weights, drop_labels, positive_labels
 from vla_rl.algorithms.td_target import temperature_loss
 from vla_rl.replay.replay import Windows
 
@@ -98,13 +98,13 @@ class Actor:
     ) -> Alternatives:
         assert self.config.cal_ql is not None
         policy, draws = self._guided(), self.config.cal_ql.draws
-        shape = (draws, len(context), *policy.valued_shape)
+        shape = (draws, len(context), *policy.critic_action_shape)
         uniform = 2 * torch.rand(shape, generator=generator, device=self.policy.device) - 1
         here, here_log = policy.rsample(context, generator, draws)
         there, there_log = policy.rsample(following, generator, draws)
         return Alternatives(
             uniform=policy.within_range(context, uniform),
-            uniform_log_density=math.prod(policy.valued_shape) * math.log(0.5),  # of a draw from [-1, 1]
+            uniform_log_density=math.prod(policy.critic_action_shape) * math.log(0.5),  # of a draw from [-1, 1]
             policy=torch.cat([here, there]),
             policy_log_density=torch.cat([here_log, there_log]).sum((-2, -1)),
         )
@@ -195,7 +195,7 @@ class Actor:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """All of it, each chunk under its label, which is dropped at random."""
         assert self.config.recap is not None and self.config.recap.condition is not None, "check_policy"
-        label = said_labels(good, self.config.recap.condition.dropped, generator)
+        label = drop_labels(good, self.config.recap.condition.dropped, generator)
         return policy.labelled_loss(context, targets, label, generator), {"positive": good.mean()}
 
     def _cloning_weight(self, advantage: Float[Tensor, " B"], batch: Windows) -> Float[Tensor, " B"]:
@@ -225,7 +225,7 @@ def check_policy(config: UpdatesConfig, policy: Policy) -> None:
                 "start.residual.noise and algorithm.entropy belong together: squashed noise needs entropy: {}, "
                 "fixed noise none"
             )
-        if policy.steers and config.reads_actions:
+        if policy.acts_in_noise and config.reads_actions:
             raise UserError(
                 "start.residual.around noise learns from what it acts itself, as recorded actions have no noise: set "
                 "algorithm.demonstration_share, offline_iterations, cloning_weight and warmup_noise to 0"

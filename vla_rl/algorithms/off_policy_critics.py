@@ -48,10 +48,10 @@ class Proposals:
     recorded_q: Float[Tensor, " B"] | None = None
 
 
-def valued_shape(policy: Policy) -> tuple[int, int]:
+def critic_action_shape(policy: Policy) -> tuple[int, int]:
     """Of what the critics value: action chunks, or the noise they are made from."""
     if isinstance(policy, CriticGuided):
-        return policy.valued_shape
+        return policy.critic_action_shape
     return policy.spec.action_horizon, policy.spec.robot.action_dim
 
 
@@ -79,7 +79,7 @@ class Critics:
         config, policy, networks = self.config, self.policy, dict[str, QEnsemble]()
         feature_dim, device = policy.spec.value_dim, policy.device
         if config.recap is None:
-            numbers = math.prod(valued_shape(policy))
+            numbers = math.prod(critic_action_shape(policy))
             q = (
                 policy.critic
                 if isinstance(policy, BestOfPolicy)

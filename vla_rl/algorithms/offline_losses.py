@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from policies.residual.conditioned import GOOD, NOT_GOOD, NOT_SAID
+from policies.residual.conditioned import GOOD, NOT_GOOD, UNLABELED
 
 
 def expectile_loss(difference: Float[Tensor, " B"], expectile: float) -> Float[Tensor, ""]:
@@ -32,10 +32,10 @@ def positive_labels(advantage: Float[Tensor, " B"], share: float, forced: Bool[T
     return label
 
 
-def said_labels(good: Float[Tensor, " B"], dropped: float, generator: torch.Generator) -> Int[Tensor, " B"]:
-    """The label that a policy is told for each chunk: GOOD or NOT_GOOD, but NOT_SAID for a random share ``dropped``."""
-    said = torch.rand(good.shape, generator=generator, device=good.device) >= dropped
-    return torch.where(said, torch.where(good == 1, GOOD, NOT_GOOD), NOT_SAID)
+def drop_labels(good: Float[Tensor, " B"], dropped: float, generator: torch.Generator) -> Int[Tensor, " B"]:
+    """The label of each chunk for the policy: GOOD or NOT_GOOD, but UNLABELED for a random share ``dropped``."""
+    kept = torch.rand(good.shape, generator=generator, device=good.device) >= dropped
+    return torch.where(kept, torch.where(good == 1, GOOD, NOT_GOOD), UNLABELED)
 
 
 def conservative_gap(

@@ -104,17 +104,17 @@ class Check:
     file: RobotFile
     live: bool = False
     """also whether joints, cameras, and stop inputs are heard; needs ROS 2, but for arms that LeRobot drives"""
-    pictures: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """with --live: a picture of each camera there, with a cross where its calibration has the end effector"""
+    images: Annotated[Path | None, arg(metavar="FOLDER")] = None
+    """with --live: an image of each camera there, with a cross where its calibration has the end effector"""
     json: Json = False
 
     def run(self) -> Result:
         from real_robot.operation import check
         from vla_rl.config.packaged import find_config
 
-        if self.pictures is not None and not self.live:
-            raise UserError("--pictures goes with: robot check FILE --live")
-        found = check(find_config(self.file, "robots"), live=self.live, pictures=self.pictures)
+        if self.images is not None and not self.live:
+            raise UserError("--images goes with: robot check FILE --live")
+        found = check(find_config(self.file, "robots"), live=self.live, images=self.images)
         return Result(found, failed=bool(found.get("problems")))
 
 

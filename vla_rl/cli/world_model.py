@@ -122,7 +122,7 @@ class Imagine(WorldModelCommand):
     json: Json = False
 
     def run(self) -> Result:
-        from vla_rl.runners.world_model import WORLD_MODEL_FILE, make_parting, open_clips_for
+        from vla_rl.runners.world_model import WORLD_MODEL_FILE, make_divergence, open_clips_for
         from vla_rl.runners.world_model_videos import recorded_chunks, write_comparison, write_keyed_rollout
         from vla_rl.runs.run_dir import experiment_device
         from world_models.bundle import load_world_model
@@ -140,9 +140,11 @@ class Imagine(WorldModelCommand):
             write_keyed_rollout(fitted, clips, self.episode, self.keys, path, held=self.held)
             return Result({"video": str(path), "instruction": instruction})
         truth = recorded_chunks(clips, self.episode, fitted.dynamics.action_horizon)
-        parting = make_parting(fitted, stores, sim=experiment.sim, seed=experiment.seed)
-        compared = write_comparison(fitted, clips, self.episode, truth, path, caption=instruction, parting=parting)
-        return Result({"video": str(path), "instruction": instruction, "parted_after": compared.parted_after})
+        divergence = make_divergence(fitted, stores, sim=experiment.sim, seed=experiment.seed)
+        compared = write_comparison(
+            fitted, clips, self.episode, truth, path, caption=instruction, divergence=divergence
+        )
+        return Result({"video": str(path), "instruction": instruction, "divergence_step": compared.divergence_step})
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ EVERYWHERE: Mapping[str, str] = {
     "reward": "sparse: 1 at success; shaped: progress as well",
     "dense_reward": "the simulator's own shaped reward instead of 1 for success",
     "fast_rendering": "without shadows, reflections and multisampling",
-    "detail": "low: pictures without what is smaller than a pixel at 30 cm, in less time and memory",
+    "detail": "low: images without what is smaller than a pixel at 30 cm, in less time and memory",
     "control_mode": "the simulator's name of its controller",
     "control_hz": "control steps per second",
     "max_steps": "control steps after which an episode is cut off",

@@ -15,7 +15,7 @@ from fastapi import FastAPI, WebSocket
 from pydantic import Field
 
 from real_robot.corrections.access import Access, Origins
-from real_robot.corrections.app import OnlyFromHere, add_page
+from real_robot.corrections.app import OriginMiddleware, add_page
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.connections import received_texts, refuse, serve_session, until_either_ends
 from real_robot.corrections.human_input import RELEASED, RawInput
@@ -53,7 +53,7 @@ read_message = message_reader(Input | Begin | Rewind)
 def make_app(session: DriveSession, worker: Worker, access: Access, origins: Origins, audit: AuditLog) -> FastAPI:
     """The page for ``session``, which has begun an episode."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(OnlyFromHere, origins=origins)
+    app.add_middleware(OriginMiddleware, origins=origins)
     add_page(app, access, audit, page="drive.html")
     newest: list[WebSocket] = []
 

@@ -17,7 +17,7 @@ from vla_rl.config.environments import NoSimulatorConfig, make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.drive.session import DriveSession
 from vla_rl.drive.worker import Worker
-from vla_rl.runners.world_model import WORLD_MODEL_FILE, make_parting, open_clips_for
+from vla_rl.runners.world_model import WORLD_MODEL_FILE, make_divergence, open_clips_for
 from vla_rl.runs.run_dir import experiment_device
 from world_models.bundle import load_world_model
 
@@ -35,13 +35,13 @@ def drive(
     """The world model in ``folder`` beside the experiment's simulator, if it names one; from held-out ``stores``."""
     fitted = load_world_model(folder / WORLD_MODEL_FILE, experiment_device(experiment))
     clips, sim = open_clips_for(fitted, stores, "held_out"), experiment.sim
-    parting = make_parting(fitted, stores, sim=sim, seed=experiment.seed)
+    divergence = make_divergence(fitted, stores, sim=sim, seed=experiment.seed)
     with contextlib.ExitStack() as stack:
         env = None
         if not isinstance(sim, NoSimulatorConfig):
             env = make_env(dataclasses.replace(sim, num_envs=1))
             stack.callback(env.close)
-        session = DriveSession(fitted, clips, parting, env, control)
+        session = DriveSession(fitted, clips, divergence, env, control)
         server = stack.enter_context(serving(session, folder, episode=episode, address=address))
         open_page(server.invite(), browser=browser)
         while server.worker.failure is None:

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from real_robot.corrections.frames import encode_jpeg
 from real_robot.corrections.human_input import Action, HumanInput, RawInput
-from real_robot.corrections.pictures import encode_jpeg
 from real_robot.corrections.settings import ControlSettings
 from sims.devices.env_on_device import on_device
 from sims.errors import UserError
@@ -20,10 +20,10 @@ from sims.vector_env import Observation, StartState, VectorEnv
 from vla_rl.runners.world_model import check_simulator
 from world_models.bundle import FittedWorldModel
 from world_models.data.clip_sampler import ClipSampler
-from world_models.evaluation.parting import APART_M, Distance, Parting
+from world_models.evaluation.divergence import DIVERGED_M, Distance, Divergence
 from world_models.imagined_rollout import ImaginedRollout, recorded_start
 
-AMPLIFIED = 3  # differences in their picture
+AMPLIFIED = 3  # differences in their image
 HOST = torch.device("cpu")
 
 
@@ -49,12 +49,12 @@ class DriveSession:
         self,
         fitted: FittedWorldModel,
         clips: ClipSampler,
-        parting: Parting,
+        divergence: Divergence,
         env: VectorEnv | None,
         control: ControlSettings,
     ) -> None:
         """UserError where the simulator has another robot or lacks a task of ``clips``."""
-        self._fitted, self._clips, self._parting, self.control = fitted, clips, parting, control
+        self._fitted, self._clips, self._divergence, self.control = fitted, clips, divergence, control
         self.robot = fitted.info.robot
         self._env = None if env is None else on_device(env, HOST)
         longest = max(entry.steps for entry in clips.entries)
@@ -123,7 +123,7 @@ class DriveSession:
         if not self._true:
             return None
         instruction = self._clips.entries[self.episode].instruction
-        return self._parting.distance(self._true[-1].images, self._imagined.moments[-1].images, instruction)
+        return self._divergence.distance(self._true[-1].images, self._imagined.moments[-1].images, instruction)
 
     # -- what is shown ---------------------------------------------------------------------------------------------
 
@@ -152,34 +152,34 @@ class DriveSession:
             "control_hz": self.robot.control_hz,
             "max_steps": self._max_steps,
             "chunk": self._fitted.dynamics.action_horizon,
-            "usual_picture": self._parting.usual_picture,
-            "apart_mm": 1000 * APART_M,
+            "reference_image_difference": self._divergence.reference_image_difference,
+            "diverged_mm": 1000 * DIVERGED_M,
             "can_rewind": not self._true or self._true[0].snapshot is not None,
         }
 
     def moment(self, step: int) -> dict[str, Any]:
-        """What happened until after this many steps, for the page; ``picture``: a JPEG as Base64, see ``_picture``."""
+        """What happened until after this many steps, for the page; ``image``: a JPEG as Base64, see ``_image``."""
         imagined, distance = self._imagined.moments[step], self._distances[step]
         return {
             "type": "moment",
             "number": self.number,
             "step": step,
-            "picture": base64.b64encode(self._picture(step)).decode(),
+            "image": base64.b64encode(self._image(step)).decode(),
             "error": imagined.error,
             "imagined_success": imagined.success,
             "true_success": self._true[step].success if self._true else None,
-            "difference": None if distance is None else distance.picture,
+            "difference": None if distance is None else distance.image,
             "object_mm": None if distance is None or distance.object_m is None else 1000 * distance.object_m,
-            "parted": None if distance is None else self._parting.reason(distance),
+            "divergence": None if distance is None else self._divergence.reason(distance),
             "ended": self.ended if step == self.steps else "",
         }
 
-    def _picture(self, step: int) -> bytes:
+    def _image(self, step: int) -> bytes:
         """Rows as in ``about``, in each the cameras side by side."""
         rows = [self._imagined.moments[step].images]
         if self._true:
             true = self._true[step].images
             difference = (AMPLIFIED * (true.int() - rows[0].int()).abs()).clamp(max=255).to(torch.uint8)
             rows = [true, *rows, difference]
-        picture = torch.cat([torch.cat(list(images), dim=1) for images in rows])
-        return encode_jpeg(np.asarray(picture), self.control.jpeg_quality)
+        image = torch.cat([torch.cat(list(images), dim=1) for images in rows])
+        return encode_jpeg(np.asarray(image), self.control.jpeg_quality)

@@ -1,11 +1,11 @@
 """Recorded episodes as a replay: what the policy stores of each observation, the base's own actions among it.
 
-An episode that was observed at more steps than a policy of action horizon h would observe is cut into several walks,
-one for each remainder of t / h, so that every recorded observation is used and each is followed by the observation h
-steps later. A walk begins with the policy's initial state and, of the observations before it, those that the policy's
-memory would hold (``PolicySpec.past_steps``).
+An episode that was observed at more steps than a policy of action horizon h would observe is cut into several
+sequences, one for each remainder of t / h, so that every recorded observation is used and each is followed by the
+observation h steps later. A sequence begins with the policy's initial state and, of the observations before it, those
+that the policy's memory would hold (``PolicySpec.past_steps``).
 
-    observed at   0  2  4  6  8    h = 4: walks 0 4 8 and 2 6
+    observed at   0  2  4  6  8    h = 4: sequences 0 4 8 and 2 6
 
 A chunk is stored as it was executed, whoever chose its actions; it is a person's only if the person chose them all:
 
@@ -41,7 +41,7 @@ DEMONSTRATORS = (EXPERT, HUMAN)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Walk:
+class ChunkSequence:
     """Observations of one episode that are a chunk apart (their indices), and the chunks between them.
 
     The last one may be an observation that no known chunk follows: ``num_executed`` 0. ``timed_out``, ``actor``: as of
@@ -61,8 +61,8 @@ class Walk:
         return len(self.observation)
 
 
-def walks(episode: Episode, *, action_horizon: int, gamma: float) -> Iterator[Walk]:
-    """All walks of an episode that hold a transition; none goes on behind the first step that is terminated."""
+def chunk_sequences(episode: Episode, *, action_horizon: int, gamma: float) -> Iterator[ChunkSequence]:
+    """All sequences of an episode that hold a transition; none goes on behind the first step that is terminated."""
     steps, observed = _steps(episode), episode.observation_steps.astype(np.int64)
     for remainder in np.unique(observed % action_horizon):
         index = np.flatnonzero((observed % action_horizon == remainder) & (observed < steps))
@@ -74,9 +74,9 @@ def walks(episode: Episode, *, action_horizon: int, gamma: float) -> Iterator[Wa
             ends = last + action_horizon >= steps
             if ends and not episode.terminated[steps - 1] and observed[-1] == steps:  # its true successor
                 part = np.append(part, len(observed) - 1)
-            walk = _walk(episode, part, action_horizon, gamma)
-            if walk.num_executed.any():
-                yield walk
+            chunks = _sequence(episode, part, action_horizon, gamma)
+            if chunks.num_executed.any():
+                yield chunks
 
 
 def _steps(episode: Episode) -> int:
@@ -84,7 +84,9 @@ def _steps(episode: Episode) -> int:
     return int(np.argmax(episode.terminated)) + 1 if episode.terminated.any() else episode.num_steps
 
 
-def _walk(episode: Episode, observation: Int64[np.ndarray, " n"], action_horizon: int, gamma: float) -> Walk:
+def _sequence(
+    episode: Episode, observation: Int64[np.ndarray, " n"], action_horizon: int, gamma: float
+) -> ChunkSequence:
     steps = _steps(episode)
     start = episode.observation_steps.astype(np.int64)[observation]
     ahead = start[:, None] + np.arange(action_horizon)
@@ -96,7 +98,7 @@ def _walk(episode: Episode, observation: Int64[np.ndarray, " n"], action_horizon
     reward = (episode.reward[inside] * within * gamma ** np.arange(action_horizon)).sum(1).astype(np.float32)
     first = episode.actor[inside[:, 0]].astype(np.int64)
     alone = ((episode.actor[inside] == first[:, None]) | ~within).all(1)
-    return Walk(
+    return ChunkSequence(
         episode=episode,
         observation=observation,
         action=episode.action[inside],
@@ -108,23 +110,22 @@ def _walk(episode: Episode, observation: Int64[np.ndarray, " n"], action_horizon
     )
 
 
-def demonstrated(walk: Walk) -> Walk:
+def demonstrated(chunks: ChunkSequence) -> ChunkSequence:
     """Only the chunks that an expert or a person chose; of others the observation is left, the true successor."""
-    kept = np.isin(walk.actor, DEMONSTRATORS)
-    return replace(
-        walk, reward=walk.reward * kept, num_executed=walk.num_executed * kept, terminated=walk.terminated & kept
-    )
+    kept = np.isin(chunks.actor, DEMONSTRATORS)
+    executed, terminated = chunks.num_executed * kept, chunks.terminated & kept
+    return replace(chunks, reward=chunks.reward * kept, num_executed=executed, terminated=terminated)
 
 
-def recorded_walks(
+def recorded_chunk_sequences(
     stores: Sequence[Path], where: Selection = EVERYTHING, *, action_horizon: int, gamma: float
-) -> list[Walk]:
+) -> list[ChunkSequence]:
     """The episodes ``where`` of ``stores`` with their rewards (``rewarded``).
 
     UserError where there are none, where none has a transition, and where those of a store were imported and nothing
     tells their outcome.
     """
-    found, read = list[Walk](), 0
+    found, read = list[ChunkSequence](), 0
     for path in stores:
         with EpisodeStore(path) as store:
             selected = store.select_labelled(where)
@@ -138,10 +139,10 @@ def recorded_walks(
             )
         read += len(episodes)
         for episode in episodes:
-            found += walks(episode, action_horizon=action_horizon, gamma=gamma)
+            found += chunk_sequences(episode, action_horizon=action_horizon, gamma=gamma)
     if not read:
         raise UserError(f"{', '.join(map(str, stores))}: no episode matches {where}; record some with: vla-rl collect")
-    if not any(len(walk) > 1 for walk in found):
+    if not any(len(chunks) > 1 for chunks in found):
         raise UserError(
             f"{', '.join(map(str, stores))}: no recorded observation is followed by one {action_horizon} control steps "
             f"later, the policy's action horizon; record with start.observe_every that divides {action_horizon}"
@@ -149,8 +150,10 @@ def recorded_walks(
     return found
 
 
-def replay_of(found: Sequence[Walk], policy: Policy, example: TensorDataclass, *, gamma: float, seed: int) -> Replay:
-    """These walks, each observation encoded once. ``example``: as of ``Replay``."""
+def replay_of(
+    found: Sequence[ChunkSequence], policy: Policy, example: TensorDataclass, *, gamma: float, seed: int
+) -> Replay:
+    """These sequences, each observation encoded once. ``example``: as of ``Replay``."""
     actions = (policy.spec.action_horizon, policy.spec.robot.action_dim)
     replay = Replay(
         example, actions, streams=1, capacity=sum(map(len, found)), gamma=gamma, seed=seed, device=policy.device
@@ -163,17 +166,17 @@ def replay_of(found: Sequence[Walk], policy: Policy, example: TensorDataclass, *
 
 
 @torch.no_grad()
-def _encode(policy: Policy, group: Sequence[Walk]) -> TensorDataclass:
-    """What the policy stores of all observations, walk by walk; the walks are side by side as environments are."""
+def _encode(policy: Policy, group: Sequence[ChunkSequence]) -> TensorDataclass:
+    """What the policy stores of all observations, one sequence after the other; encoded side by side."""
     state = policy.initial_state(len(group))
     records: list[TensorDataclass] = []
     place: list[tuple[int, int]] = []
     for steps in policy.spec.past_steps:
         with crossing("batches"):
-            obs = _observe(policy, [(walk.episode, _before(walk, steps)) for walk in group]).to(policy.device)
+            obs = _observe(policy, [(chunks.episode, _before(chunks, steps)) for chunks in group]).to(policy.device)
         state = policy.remember(obs, state)
     for k in range(max(map(len, group))):
-        active = [i for i, walk in enumerate(group) if len(walk) > k]
+        active = [i for i, chunks in enumerate(group) if len(chunks) > k]
         with crossing("batches"):
             index = torch.tensor(active).to(policy.device)
             seen = [(group[i].episode, int(group[i].observation[k])) for i in active]
@@ -189,10 +192,10 @@ def _encode(policy: Policy, group: Sequence[Walk]) -> TensorDataclass:
     return joined[torch.tensor(order)]
 
 
-def _before(walk: Walk, steps: int) -> int:
-    """The last observation of the episode at least so many control steps before the walk's first, or the first."""
-    observed = walk.episode.observation_steps.astype(np.int64)
-    at = observed[walk.observation[0]] - steps
+def _before(chunks: ChunkSequence, steps: int) -> int:
+    """The last observation of the episode at least so many control steps before the first of these, or the first."""
+    observed = chunks.episode.observation_steps.astype(np.int64)
+    at = observed[chunks.observation[0]] - steps
     return max(0, int(np.searchsorted(observed, at, side="right")) - 1)
 
 
@@ -210,9 +213,9 @@ def _observe(policy: Policy, seen: Sequence[tuple[Episode, int]]) -> Observation
     )
 
 
-def _entries(group: Sequence[Walk], inputs: TensorDataclass) -> Entries:
+def _entries(group: Sequence[ChunkSequence], inputs: TensorDataclass) -> Entries:
     def join(name: str) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate([getattr(walk, name) for walk in group]))
+        return torch.from_numpy(np.concatenate([getattr(chunks, name) for chunks in group]))
 
     return Entries(
         inputs=inputs,

@@ -169,7 +169,7 @@ class Replay:
 
         A window ends early where its episode ends, and at the newest entry, whose successor is not known yet.
         """
-        reward, discount, end = self._walk(start, chunks)
+        reward, discount, end = self._n_step(start, chunks)
         entries, first, last = self._entries, torch.from_numpy(start), torch.from_numpy(end)
         windows = Windows(
             inputs=entries.inputs[first],
@@ -184,7 +184,7 @@ class Replay:
         with crossing("batches"):
             return windows.to(self.device)
 
-    def _walk(
+    def _n_step(
         self, start: Int64[np.ndarray, " B"], chunks: int
     ) -> tuple[Float64[np.ndarray, " B"], Float64[np.ndarray, " B"], Int64[np.ndarray, " B"]]:
         """Reward sums, discounts of what follows (0 after a task's end), and the entries that follow."""
@@ -205,7 +205,7 @@ class Replay:
     def _return_to_go(self, start: Int64[np.ndarray, " B"]) -> Float64[np.ndarray, " B"]:
         """Each is computed once, until something is written."""
         new = start[np.isnan(self._returns[start])]
-        reward, discount, end = self._walk(new, self.length)
+        reward, discount, end = self._n_step(new, self.length)
         self._returns[new] = np.where((discount == 0) | self._entries.timed_out.numpy()[end], reward, -np.inf)
         return self._returns[start]
 

@@ -121,7 +121,7 @@ def _hallucinated(report: Mapping[str, Any], limit: float | None) -> str:
 
 
 def _controls(report: Mapping[str, Any]) -> str:
-    """What a model would hallucinate that does not look at the picture, and one that does not know the actions."""
+    """What a model would hallucinate that does not look at the images, and one that does not know the actions."""
     names = "frozen_picture_hallucinated_success", "no_action_hallucinated_success"
     return ", ".join("none" if report.get(name) is None else percent(report[name]) for name in names)
 
@@ -192,24 +192,24 @@ def _videos(rounds: Sequence[Round]) -> str:
     if last is None:
         return ""
     report = last.stages.get("evaluate_model", {})
-    parted = report.get("parted", {})
+    divergence = report.get("divergence", {})
     note = "Above the recording, below the prediction for the same actions; swapped: actions of another episode."
-    if parted:
+    if divergence:
         note += (
-            " The line between them turns red in the first frame in which they part: the mean difference of all pixels "
-            f"exceeds {report['usual_picture_difference']:.1f} of 255, which at most 5 % of single "
+            " The line between them turns red in the first frame in which they diverge: the mean difference of all "
+            f"pixels exceeds {report['reference_image_difference']:.1f} of 255, which at most 5 % of single "
             "predictions from recorded observations do, or the object is 2 cm away from its true place."
         )
     cards = "".join(
-        f'<div class="card">{video(path, escape(name.replace("_", " ")) + _parted(parted.get(name)))}</div>'
+        f'<div class="card">{video(path, escape(name.replace("_", " ")) + _diverged(divergence.get(name)))}</div>'
         for name, path in last.videos.items()
     )
     return f'<h2>Recorded and imagined</h2><p class="note">{note}</p><div class="videos">{cards}</div>'
 
 
-def _parted(parted: Mapping[str, Any] | None) -> str:
-    if parted is None:
+def _diverged(divergence: Mapping[str, Any] | None) -> str:
+    if divergence is None:
         return ""
-    if parted["after"] is None:
-        return ": do not part"
-    return f": part after {parted['after']} control steps ({parted['reason']})"
+    if divergence["step"] is None:
+        return ": do not diverge"
+    return f": diverge after {divergence['step']} control steps ({divergence['reason']})"

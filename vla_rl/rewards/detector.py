@@ -12,7 +12,7 @@ from sims.devices.crossing import crossing
 from sims.numbers.finite import check_finite, check_observation
 from sims.vector_env import EnvSpec, Observation, Step
 from vla_rl.rewards.classifier import SuccessClassifier
-from vla_rl.rewards.scorer import sensors_of, through
+from vla_rl.rewards.scorer import select_cameras, sensors_of
 
 Observe = Callable[[list[int]], Observation]
 
@@ -55,7 +55,7 @@ class SuccessDetector:
 
     def _above(self, obs: Observation, env_ids: list[int]) -> Bool[Tensor, " n"]:
         check_observation(obs, env_ids, self.name)
-        probability = self.classifier.probability(through(self._cameras, obs, self.classifier.device))
+        probability = self.classifier.probability(select_cameras(self._cameras, obs, self.classifier.device))
         check_finite("probability of success", probability, ("environment",), suspects={"weight": self.classifier})
         with crossing("outcomes"):
             return (probability > self.classifier.threshold).cpu()

@@ -22,7 +22,7 @@ T = TypeVar("T")
 class PublishedModel:
     """``folder`` is read by the class of transformers of the name ``model_class``. RewardModelError.
 
-    ``camera``: whose pictures it sees; None: the first one's.
+    ``camera``: whose images it sees; None: the first one's.
     """
 
     def __init__(self, folder: Path, camera: str | None, device: Device, *, model_class: str) -> None:
@@ -44,7 +44,7 @@ class PublishedModel:
         return [0 if self._camera is None else cameras.index(self._camera)]
 
     def _prompt(self, *content: str | None) -> str:
-        """A user's turn of texts and, where None stands, pictures."""
+        """A user's turn of texts and, where None stands, images."""
         parts = [{"type": "image"} if text is None else {"type": "text", "text": text} for text in content]
         prompt: str = self.processor.apply_chat_template(
             [{"role": "user", "content": parts}], add_generation_prompt=True

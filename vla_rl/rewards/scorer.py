@@ -44,7 +44,7 @@ def sensors_of(spec: EnvSpec) -> Sensors:
     return Sensors(cameras=spec.cameras, image_size=spec.image_size, state_dim=spec.state_dim)
 
 
-def through(cameras: Sequence[int], obs: Observation, device: torch.device) -> Observation:
+def select_cameras(cameras: Sequence[int], obs: Observation, device: torch.device) -> Observation:
     """``obs`` with the images of these cameras alone, on ``device``."""
     with crossing("observations"):
         images = torch.stack([obs.images[:, camera] for camera in cameras], dim=1)

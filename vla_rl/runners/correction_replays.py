@@ -22,7 +22,7 @@ from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
 from vla_rl.algorithms.off_policy_settings import RecordedUpdatesConfig
 from vla_rl.algorithms.off_policy_updates import RecordedUpdates, stored_example
-from vla_rl.replay.demonstrations import Walk, demonstrated, replay_of, walks
+from vla_rl.replay.demonstrations import ChunkSequence, chunk_sequences, demonstrated, replay_of
 from vla_rl.replay.replay import Replay
 from vla_rl.runners.fit import run_fit
 from vla_rl.runners.imitation import SUCCESSES
@@ -59,9 +59,9 @@ def correction_replays(
     """
     set_frozen(policy, settings.frozen)  # what a frozen encoder makes of an observation is stored
     gamma, digest = settings.gamma, hashlib.sha256()
-    own = list(_walks(episodes, Selection(ids=ids), policy, gamma, digest))
-    given = [walk for path in demonstrations for walk in _walks(path, SUCCESSES, policy, gamma, digest)]
-    chosen = [walk for walk in map(demonstrated, [*given, *own]) if walk.num_executed.any()]
+    own = list(_sequences(episodes, Selection(ids=ids), policy, gamma, digest))
+    given = [chunks for path in demonstrations for chunks in _sequences(path, SUCCESSES, policy, gamma, digest)]
+    chosen = [chunks for chunks in map(demonstrated, [*given, *own]) if chunks.num_executed.any()]
     if not chosen:
         raise UserError(
             f"{episodes}: nowhere did a person drive for {policy.spec.action_horizon} control steps, the policy's "
@@ -70,7 +70,7 @@ def correction_replays(
     policy.plan_storage(sum(map(len, [*own, *chosen])), in_host=True)
     example = stored_example(policy)
 
-    def replay(found: Sequence[Walk], name: str) -> Replay:
+    def replay(found: Sequence[ChunkSequence], name: str) -> Replay:
         return replay_of(found, policy, example, gamma=gamma, seed=spawn_seed(seed, name))
 
     return Replays(
@@ -78,14 +78,16 @@ def correction_replays(
     )
 
 
-def _walks(path: Path, where: Selection, policy: Policy, gamma: float, digest: hashlib._Hash) -> Iterator[Walk]:
+def _sequences(
+    path: Path, where: Selection, policy: Policy, gamma: float, digest: hashlib._Hash
+) -> Iterator[ChunkSequence]:
     with EpisodeStore(path) as store:
         for entry in store.select(where):
             episode = with_outcome(store, entry)
             digest.update(f"{entry.id}{entry.span or ''}".encode())
             for outcome in (episode.reward, episode.terminated, episode.truncated):
                 digest.update(outcome.tobytes())
-            yield from walks(episode, action_horizon=policy.spec.action_horizon, gamma=gamma)
+            yield from chunk_sequences(episode, action_horizon=policy.spec.action_horizon, gamma=gamma)
 
 
 def learn_replays(

@@ -36,7 +36,7 @@ from vla_rl.algorithms.off_policy_updates import made_conditional
 from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.loader import flat_settings
 from vla_rl.runners.correction_replays import Replays, all_episodes, correction_replays, learn_replays
-from vla_rl.runners.correction_sources import cloned_sources, corrected_episodes, measured_share, successful_episodes
+from vla_rl.runners.correction_sources import cloning_sources, corrected_episodes, measured_share, successful_episodes
 from vla_rl.runners.corrections import BUNDLE, EPISODES
 from vla_rl.runners.imitation import clone_windows, window_samplers
 
@@ -173,11 +173,11 @@ def _samplers(
     episodes, settings = folder / EPISODES, config.learning
     if share is None:
         share = settings.human_share
-        sources = cloned_sources(episodes, settings, ids=ids)
+        sources = cloning_sources(episodes, settings, ids=ids)
         if settings.adaptive is not None:
             share = measured_share(policy, sources, settings.adaptive, seed=config.seed)
     settings = dataclasses.replace(settings, human_share=share)
-    sources = cloned_sources(episodes, settings, ids=ids)
+    sources = cloning_sources(episodes, settings, ids=ids)
     return share, window_samplers(policy.spec, sources, batch_size=settings.bc.batch_size, seed=config.seed)
 
 

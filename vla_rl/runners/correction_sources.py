@@ -18,7 +18,7 @@ from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
 from vla_rl.algorithms.bc import bc_loss
 from vla_rl.config.corrections import AdaptiveShare, LearningConfig
-from vla_rl.runners.imitation import SUCCESSES, Cloned, window_samplers
+from vla_rl.runners.imitation import SUCCESSES, CloningSource, window_samplers
 
 
 def successful_episodes(path: Path) -> frozenset[str]:
@@ -35,25 +35,30 @@ def corrected_episodes(path: Path, actors: Sequence[str] = (ACTORS[HUMAN],)) -> 
         return [entry.id for entry in entries if np.isin(store.map(entry)["actor"], codes).any()]
 
 
-def cloned_sources(episodes: Path, settings: LearningConfig, *, ids: frozenset[str] | None = None) -> list[Cloned]:
+def cloning_sources(
+    episodes: Path, settings: LearningConfig, *, ids: frozenset[str] | None = None
+) -> list[CloningSource]:
     """What a round learns from, and its shares of a batch. ``ids``: of the store ``episodes``; None: all."""
-    corrections = Cloned(store=episodes, actors=settings.actors, share=settings.human_share, ids=ids)
+    corrections = CloningSource(store=episodes, actors=settings.actors, share=settings.human_share, ids=ids)
     demonstrations, rest = settings.demonstrations, 1 - settings.human_share
     if settings.own_steps is None:
-        return [corrections, *(Cloned(store=store, share=rest / len(demonstrations)) for store in demonstrations)]
-    own = Cloned(
+        return [
+            corrections,
+            *(CloningSource(store=store, share=rest / len(demonstrations)) for store in demonstrations),
+        ]
+    own = CloningSource(
         store=episodes,
         actors=(ACTORS[POLICY],),
         pre_intervention_steps=settings.own_steps.pre_intervention_steps,
         ids=ids,
     )
-    given = [_windows(Cloned(store=store)) for store in demonstrations]
-    recorded, kept = _windows(Cloned(store=episodes, ids=ids)), _windows(own)
+    given = [_windows(CloningSource(store=store)) for store in demonstrations]
+    recorded, kept = _windows(CloningSource(store=episodes, ids=ids)), _windows(own)
     share, own_share = sirius_shares(settings.human_share, demonstrations=sum(given), recorded=recorded, own=kept)
     return [
         corrections,
         *(
-            Cloned(store=store, share=share * count / sum(given))
+            CloningSource(store=store, share=share * count / sum(given))
             for store, count in zip(demonstrations, given, strict=True)
             if count
         ),
@@ -73,13 +78,13 @@ def sirius_shares(human_share: float, *, demonstrations: int, recorded: int, own
     return (share, rest - share) if demonstrations else (0.0, rest if own else 0.0)
 
 
-def _windows(source: Cloned) -> int:
+def _windows(source: CloningSource) -> int:
     with EpisodeStore(source.store) as store:
         steps = source.pre_intervention_steps
         return count_windows(store, where=source.where, actors=source.actors, pre_intervention_steps=steps)
 
 
-def measured_share(policy: Policy, sources: Sequence[Cloned], settings: AdaptiveShare, *, seed: int) -> float:
+def measured_share(policy: Policy, sources: Sequence[CloningSource], settings: AdaptiveShare, *, seed: int) -> float:
     """The share of the first source, the corrections, by the policy's cloning losses of it and of the others.
 
     UserError where there are no others.
@@ -97,7 +102,7 @@ def adaptive_share(online_loss: float, offline_loss: float, settings: AdaptiveSh
 
 
 @torch.no_grad()
-def _mean_loss(policy: Policy, source: Cloned, windows: int, *, seed: int) -> float:
+def _mean_loss(policy: Policy, source: CloningSource, windows: int, *, seed: int) -> float:
     """Of ``windows`` random windows."""
     (sampler,) = window_samplers(policy.spec, [source], batch_size=windows, seed=spawn_seed(seed, "shares"))
     batch = sampler.next_batch().to(policy.device)

@@ -34,7 +34,7 @@ from sims.vector_env import EnvSpec, Observation, StartState, VectorEnv
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.config.imagination import EvaluationThresholds, ImaginationConfig, WorldModelConfig
 from vla_rl.runners.evaluate import Actor, PolicyActor, run_episodes, validate
-from vla_rl.runners.imitation import clone, cloned_from
+from vla_rl.runners.imitation import clone, cloning_source
 from vla_rl.runners.observe_every import ObserveEvery
 from vla_rl.runners.world_model import (
     CLONE,
@@ -180,7 +180,7 @@ class Rounds:
             if stage.pending:
                 policy, parent = load_bundle(start, device=self.run.device), read_bundle_info(start).sha256
                 stores = (*self.given, *self.demonstrations, *self.episodes)
-                sources = [cloned_from(self.run.experiment, store) for store in stores]
+                sources = [cloning_source(self.run.experiment, store) for store in stores]
                 bundle = clone(policy, sources, config, folder, seed=self.seed, fit_normalizer=False, parent=parent)
                 stage.result = {"bundle": self.run.inside(bundle)}
         return folder / self.run.bundle.name

@@ -40,7 +40,7 @@ def imitate(experiment: Experiment, folder: Path, *, store: Path | None) -> Path
     if not isinstance(start, Imitation) or (store := store or start.store) is None:
         raise UserError("imitate needs episodes: give --store STORE, or start.store in a configuration that imitates")
     policy = new_policy(start, recorded_robot(store), seed=experiment.seed, device=experiment_device(experiment))
-    source = cloned_from(experiment, store)
+    source = cloning_source(experiment, store)
     _note_fit(experiment, start, folder)
     return clone(policy, [source], start.bc, folder, seed=experiment.seed, fit_normalizer=True)
 
@@ -93,7 +93,7 @@ def recorded_robot(path: Path, *, cameras: Sequence[str] | None = None, where: S
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cloned:
+class CloningSource:
     """The successful episodes of a store, or only those of their steps that these ``actors`` chose.
 
     ``pre_intervention_steps``: as of ``WindowSampler``. ``share``: of every batch, relative to the other sources'; a
@@ -112,9 +112,9 @@ class Cloned:
         return replace(SUCCESSES, folds=self.folds, ids=self.ids)
 
 
-def cloned_from(experiment: Experiment, store: Path) -> Cloned:
+def cloning_source(experiment: Experiment, store: Path) -> CloningSource:
     """The successes of ``store`` that may be learned from."""
-    return Cloned(store=store, folds=learned_folds(experiment))
+    return CloningSource(store=store, folds=learned_folds(experiment))
 
 
 def learned_folds(experiment: Experiment) -> tuple[int, ...] | None:
@@ -124,7 +124,7 @@ def learned_folds(experiment: Experiment) -> tuple[int, ...] | None:
 
 def clone(
     policy: Policy,
-    sources: Sequence[Cloned],
+    sources: Sequence[CloningSource],
     config: BCConfig,
     folder: Path,
     *,
@@ -164,7 +164,9 @@ def clone_windows(
     return folder / "bundle"
 
 
-def window_samplers(spec: PolicySpec, sources: Sequence[Cloned], *, batch_size: int, seed: int) -> list[WindowSampler]:
+def window_samplers(
+    spec: PolicySpec, sources: Sequence[CloningSource], *, batch_size: int, seed: int
+) -> list[WindowSampler]:
     """Of the sources with a success, each with its share of a batch."""
     opened = [(source, EpisodeStore(source.store)) for source in sources]
     opened = [(source, store) for source, store in opened if store.select(source.where)] or opened[:1]

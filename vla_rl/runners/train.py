@@ -29,7 +29,7 @@ from vla_rl.runners.controls import why_not
 from vla_rl.runners.demonstrations import record_demonstrations
 from vla_rl.runners.evaluate import evaluate_both, evaluate_policy
 from vla_rl.runners.imagination import improve_in_imagination
-from vla_rl.runners.imitation import clone, cloned_from, new_policy
+from vla_rl.runners.imitation import clone, cloning_source, new_policy
 from vla_rl.runners.logs import (
     evaluate_imagined,
     improve_from_logs,
@@ -153,7 +153,7 @@ def clone_demonstrations(run: Run, env: VectorEnv, start: Imitation) -> dict[str
     policy = new_policy(start, RobotSpec.of(env.spec), seed=run.experiment.seed, device=run.device)
     bundle = clone(
         policy,
-        [cloned_from(run.experiment, store)],
+        [cloning_source(run.experiment, store)],
         start.bc,
         run.imitation,
         seed=run.experiment.seed,

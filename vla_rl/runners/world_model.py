@@ -27,9 +27,9 @@ from world_models.bundle import FittedWorldModel, WorldModelInfo, check_robot, l
 from world_models.data.clip import Part, first_history
 from world_models.data.clip_sampler import ClipSampler
 from world_models.data.keyframes import ImaginedStarts
+from world_models.evaluation.divergence import Divergence, reference_image_difference
 from world_models.evaluation.evaluate import WorldModelEvaluation
 from world_models.evaluation.imagined_success import set_thresholds
-from world_models.evaluation.parting import Parting, usual_picture_difference
 from world_models.imagined_env import ImaginedEnv
 from world_models.models.autoencoder import Autoencoder
 from world_models.models.flow_model import FlowWorldModel
@@ -51,7 +51,7 @@ WORLD_MODEL_FILE = "world.safetensors"
 EPISODES, CLONE = "episodes", "clone"  # folders of a round of training in imagination, beside its world model
 # Settings that may change without another fit.
 USE_SETTINGS = ("keyframes", "imagined_env", "no_action_steps")
-USUAL_QUANTILE = 0.9  # of the model's own error estimate that counts as usual
+REFERENCE_QUANTILE = 0.9  # of the model's own error estimates after one prediction: the reference
 
 
 def open_clips(
@@ -141,8 +141,8 @@ def fit_world_model(
         reward_model, metrics = fit_reward_model(
             config, dynamics, clips, calibration, directory / "reward_model", seed=seed, policy=policy
         )
-        usual, every = usual_error(dynamics, calibration, seed=seed), config.imagined_env.reward_every
-        save_world_model(dynamics, reward_model, path, usual_error=usual, metrics=metrics, reward_every=every)
+        reference, every = reference_error(dynamics, calibration, seed=seed), config.imagined_env.reward_every
+        save_world_model(dynamics, reward_model, path, reference_error=reference, metrics=metrics, reward_every=every)
     if config.no_action_steps:
         _fit_baseline(config, clips, robot, directory, seed=seed, device=device)
     return {"world": str(path), **load_world_model(path).info.metrics}
@@ -161,7 +161,7 @@ def _fit_baseline(
     short = replace(config, fit=replace(config.fit, steps=config.no_action_steps), distill=None)
     dynamics = fit_dynamics(short, blind, clips, robot, path.with_suffix(""), seed=seed, start=None, device=device)
     reward_model, every = load_world_model(directory / WORLD_MODEL_FILE).reward_model, config.imagined_env.reward_every
-    save_world_model(dynamics, reward_model, path, usual_error=1.0, metrics={}, reward_every=every)
+    save_world_model(dynamics, reward_model, path, reference_error=1.0, metrics={}, reward_every=every)
 
 
 def _note_fit(
@@ -258,15 +258,15 @@ def fit_reward_model(
 
 
 @torch.no_grad()
-def usual_error(dynamics: FlowWorldModel, calibration: ClipSampler, *, seed: int) -> float:
-    """The quantile USUAL_QUANTILE of the model's own error estimate over first predictions."""
+def reference_error(dynamics: FlowWorldModel, calibration: ClipSampler, *, seed: int) -> float:
+    """The quantile REFERENCE_QUANTILE of the model's own error estimate over first predictions."""
     with crossing("scales"):
         clip = calibration.draw(np.random.default_rng(seed), 256, 1).to(dynamics.device)
     noise = dynamics.noise(256, make_generator(dynamics.device, seed))
     prefill = dynamics.prefill(first_history(dynamics, clip))
     imagined = dynamics.sample_chunk(prefill, clip.action[:, 0], clip.length[:, 0], noise)
     with crossing("scales"):
-        return float(torch.quantile(imagined.error, USUAL_QUANTILE))
+        return float(torch.quantile(imagined.error, REFERENCE_QUANTILE))
 
 
 # -- use ------------------------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def make_imagined_env(
         fitted.reward_model,
         starts,
         limits=[max_steps] * len(starts.tasks),
-        usual_error=fitted.info.usual_error,
+        reference_error=fitted.info.reference_error,
         fingerprint=fitted.sha256[:16],
     )
 
@@ -306,19 +306,19 @@ def evaluate_world_model(
     if env is not None:
         check_simulator(fitted.info, clips, env.spec)
     evaluation = WorldModelEvaluation(reward_model=fitted.reward_model, clips=clips, reward_every=every, seed=seed)
-    parting = make_parting(fitted, stores, sim=sim, seed=seed)
-    report = evaluation.report(fitted.dynamics, env=env, no_action=no_action, locate=parting.locate)
+    divergence = make_divergence(fitted, stores, sim=sim, seed=seed)
+    report = evaluation.report(fitted.dynamics, env=env, no_action=no_action, locate=divergence.locate)
     compared = write_evaluation_videos(
-        fitted, clips, directory / "videos", env=env, parting=parting, reward_every=every, seed=seed
+        fitted, clips, directory / "videos", env=env, divergence=divergence, reward_every=every, seed=seed
     )
     return report | {
         "videos": [str(one.video) for one in compared],
-        "usual_picture_difference": parting.usual_picture,
-        "parted": {one.video.stem: {"after": one.parted_after, "reason": one.reason} for one in compared},
+        "reference_image_difference": divergence.reference_image_difference,
+        "divergence": {one.video.stem: {"step": one.divergence_step, "reason": one.reason} for one in compared},
     }
 
 
-def make_parting(fitted: FittedWorldModel, stores: Sequence[Path], *, sim: EnvConfig, seed: int) -> Parting:
-    """What counts as usual is measured on the calibration episodes of ``stores``."""
-    usual = usual_picture_difference(fitted.dynamics, open_clips_for(fitted, stores, "calibration"), seed=seed)
-    return Parting(usual_picture=usual, locate=object_locator(sim, fitted.info.robot.cameras))
+def make_divergence(fitted: FittedWorldModel, stores: Sequence[Path], *, sim: EnvConfig, seed: int) -> Divergence:
+    """The reference is measured on the calibration episodes of ``stores``."""
+    reference = reference_image_difference(fitted.dynamics, open_clips_for(fitted, stores, "calibration"), seed=seed)
+    return Divergence(reference_image_difference=reference, locate=object_locator(sim, fitted.info.robot.cameras))

@@ -1,6 +1,6 @@
 """Videos of imagined episodes: what truly happened above, the world model's prediction below.
 
-The line between them turns red where they part (world_models/evaluation/parting.py).
+The line between them turns red where they diverge (world_models/evaluation/divergence.py).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from world_models.evaluation.action_sequences import (
     swapped_sequences,
     true_success,
 )
+from world_models.evaluation.divergence import Divergence
 from world_models.evaluation.imagined_success import imagined_success
-from world_models.evaluation.parting import Parting
 from world_models.imagined_rollout import ImaginedRollout, recorded_start
 from world_models.world_model import WorldModelError
 
 SCALE = 4
-TOGETHER, PARTED = (120, 120, 120), (220, 40, 40)  # colors of the line between truth and prediction
+TOGETHER, DIVERGED = (120, 120, 120), (220, 40, 40)  # colors of the line between truth and prediction
 SWAPPED = 3  # videos of swapped sequences
 KEY_STEPS, KEY_SPEED = 4, 0.25  # control steps per key, share of the largest action
 
@@ -51,11 +51,11 @@ class ExecutedChunks(TensorDataclass):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A video, and after how many control steps truth and prediction part in it (None: they do not), by what."""
+    """A video, and after how many control steps truth and prediction diverge in it (None: they do not), by what."""
 
     video: Path
-    parted_after: int | None
-    reason: Literal["picture", "object"] | None
+    divergence_step: int | None
+    reason: Literal["image", "object"] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ def write_evaluation_videos(
     folder: Path,
     *,
     env: VectorEnv | None,
-    parting: Parting,
+    divergence: Divergence,
     reward_every: int,
     seed: int,
 ) -> list[Comparison]:
@@ -111,7 +111,9 @@ def write_evaluation_videos(
     for case, success in zip(cases, outcomes.success.tolist(), strict=True):
         caption = f"true: {_result(case.success)}, imagined: {_result(success)}"
         path, episode = folder / f"{case.name}.mp4", case.sequence.episode
-        written.append(write_comparison(fitted, clips, episode, case.truth, path, caption=caption, parting=parting))
+        written.append(
+            write_comparison(fitted, clips, episode, case.truth, path, caption=caption, divergence=divergence)
+        )
     return written
 
 
@@ -144,20 +146,20 @@ def write_comparison(
     path: Path,
     *,
     caption: str,
-    parting: Parting,
+    divergence: Divergence,
 ) -> Comparison:
     """From the start of ``episode``: the truth above, the prediction for the same actions below; a frame per chunk."""
     entry, start = clips.entries[episode], clips.clip(episode, 0, 0).frames[0]
     pairs = list(zip([start, *truth.frames], [start, *_predicted(fitted, clips, episode, truth)], strict=True))
-    distances = [parting.distance(true, imagined, entry.instruction) for true, imagined in pairs]
-    first = parting.first(distances)
+    distances = [divergence.distance(true, imagined, entry.instruction) for true, imagined in pairs]
+    first = divergence.first(distances)
     after = None if first is None else int(truth.length[:first].sum())
-    reason = None if first is None else parting.reason(distances[first])
-    frames = torch.stack([_above(*pair, parted=first is not None and i >= first) for i, pair in enumerate(pairs)])
+    reason = None if first is None else divergence.reason(distances[first])
+    frames = torch.stack([_above(*pair, diverged=first is not None and i >= first) for i, pair in enumerate(pairs)])
     hz = fitted.dynamics.robot.control_hz / fitted.dynamics.action_horizon
-    parted = f"; part after {after} steps ({reason})" if reason else ""
-    write_video(path, frames.numpy(), fps=hz, caption=caption + parted, scale=SCALE)
-    return Comparison(video=path, parted_after=after, reason=reason)
+    diverged = f"; diverge after {after} steps ({reason})" if reason else ""
+    write_video(path, frames.numpy(), fps=hz, caption=caption + diverged, scale=SCALE)
+    return Comparison(video=path, divergence_step=after, reason=reason)
 
 
 def _predicted(
@@ -175,10 +177,10 @@ def _predicted(
     return images
 
 
-def _above(above: Tensor, below: Tensor, *, parted: bool) -> UInt8[Tensor, "two_h_plus_1 cameras_w 3"]:
+def _above(above: Tensor, below: Tensor, *, diverged: bool) -> UInt8[Tensor, "two_h_plus_1 cameras_w 3"]:
     """Images [cameras, h, w, 3]: cameras side by side, ``above`` over ``below``."""
     rows = [torch.cat(list(images), dim=1) for images in (above, below)]
-    line = torch.tensor(PARTED if parted else TOGETHER, dtype=torch.uint8).expand(1, rows[0].shape[1], 3)
+    line = torch.tensor(DIVERGED if diverged else TOGETHER, dtype=torch.uint8).expand(1, rows[0].shape[1], 3)
     return torch.cat([rows[0], line, rows[1]], dim=0)
 
 

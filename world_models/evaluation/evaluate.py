@@ -31,7 +31,7 @@ from world_models.evaluation.action_sequences import (
     true_outcomes,
     true_success,
 )
-from world_models.evaluation.imagined_success import ImaginedOutcomes, Picture, imagined_success
+from world_models.evaluation.imagined_success import ImaginedOutcomes, ShownImages, imagined_success
 from world_models.evaluation.open_loop import frames_per_second, open_loop_errors
 from world_models.models.flow_model import FlowWorldModel
 from world_models.reward_model import RewardModel
@@ -72,7 +72,7 @@ class WorldModelEvaluation:
         hallucinated = {
             "hallucinated_success": rate,
             "hallucinated_success_interval": None if rate is None else wilson_interval(round(rate * count), count),
-            "frozen_picture_hallucinated_success": self._rate(model, failing, picture="first"),
+            "frozen_picture_hallucinated_success": self._rate(model, failing, shown="first"),
             "no_action_hallucinated_success": self._rate(no_action, failing),
             "swapped_sequences": count,
         }
@@ -92,7 +92,7 @@ class WorldModelEvaluation:
         }
 
     def _imagine(
-        self, model: FlowWorldModel, sequences: Sequence[ActionSequence], picture: Picture = "predicted"
+        self, model: FlowWorldModel, sequences: Sequence[ActionSequence], shown: ShownImages = "predicted"
     ) -> ImaginedOutcomes:
         return imagined_success(
             model,
@@ -101,16 +101,16 @@ class WorldModelEvaluation:
             sequences,
             seed=self.seed,
             reward_every=self.reward_every,
-            picture=picture,
+            shown=shown,
         )
 
     def _rate(
-        self, model: FlowWorldModel | None, sequences: Sequence[ActionSequence], picture: Picture = "predicted"
+        self, model: FlowWorldModel | None, sequences: Sequence[ActionSequence], shown: ShownImages = "predicted"
     ) -> float | None:
         """Predicted success of failing sequences."""
         if model is None or not sequences:
             return None
-        return self._imagine(model, sequences, picture).success.float().mean().item()
+        return self._imagine(model, sequences, shown).success.float().mean().item()
 
     def _compare(self, model: FlowWorldModel, rng: np.random.Generator) -> dict[str, Any]:
         """Predicted against true success of the recorded actions."""
@@ -122,7 +122,7 @@ class WorldModelEvaluation:
         both = bool(truth.any() and not truth.all())
         length = torch.tensor([len(sequence.action) for sequence in sequences])
         matched = length_matched_auc(outcomes.curve, truth, length, rng)
-        frozen = self._imagine(model, sequences, picture="first").score if both else None
+        frozen = self._imagine(model, sequences, shown="first").score if both else None
         return {
             "success_auc": auc(score, truth) if both else None,
             "success_auc_interval": auc_interval(score, truth, rng) if both else None,

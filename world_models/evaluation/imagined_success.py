@@ -28,7 +28,7 @@ from world_models.reward_model import RewardModel
 
 BATCH = 64  # sequences at a time
 
-Picture = Literal["predicted", "first"]
+ShownImages = Literal["predicted", "first"]
 """What the reward model is shown: the predicted images, or in all of them the episode's first observation."""
 
 
@@ -56,7 +56,7 @@ def imagined_success(
     *,
     seed: int,
     reward_every: int,
-    picture: Picture = "predicted",
+    shown: ShownImages = "predicted",
 ) -> ImaginedOutcomes:
     """What the world model predicts each sequence to lead to; the state is always the predicted one.
 
@@ -67,7 +67,7 @@ def imagined_success(
     for begin in range(0, len(sequences), BATCH):
         part = sequences[begin : begin + BATCH]
         one = _imagine(
-            model, reward_model, clips, part, seed=seed + begin, every=reward_every, steps=steps, picture=picture
+            model, reward_model, clips, part, seed=seed + begin, every=reward_every, steps=steps, shown=shown
         )
         success.append(one.success)
         curve.append(one.curve)
@@ -104,7 +104,7 @@ def _imagine(
     seed: int,
     every: int,
     steps: int,
-    picture: Picture,
+    shown: ShownImages,
 ) -> ImaginedOutcomes:
     """``steps``: width of the curve."""
     horizon, generator = model.action_horizon, make_generator(model.device, seed)
@@ -126,7 +126,7 @@ def _imagine(
             ends = (ended > begin + before) & (ended < begin + length)
             executed = torch.where(ends, ended - begin, length)
             imagined = model.sample_chunk(prefill, chunk, executed, noise)
-            images = model.decode(imagined.latent) if picture == "predicted" else clip.first
+            images = model.decode(imagined.latent) if shown == "predicted" else clip.first
             status = reward_model.classify(first, images, imagined.state, clip.instruction, strict=False)
             counts = running & (begin + executed <= ended + EXTRA_STEPS)
             curve[rows, begin + executed - 1] = torch.where(counts, status.probability, 0.0)

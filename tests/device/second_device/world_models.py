@@ -24,7 +24,7 @@ from vla_rl.runners.world_model import (
     fit_reward_model,
     make_imagined_env,
     open_clips,
-    usual_error,
+    reference_error,
 )
 from vla_rl.runs.checkpoint import load_tree, save_tree
 from world_models.bundle import load_world_model, save_world_model
@@ -61,9 +61,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         reward_model, metrics = fit_reward_model(
             WORLD, dynamics.eval(), clips, calibration, folder / "reward_model", seed=0, policy=None
         )
-        usual = usual_error(dynamics, calibration, seed=0)
+        reference = reference_error(dynamics, calibration, seed=0)
         path, every = folder / WORLD_MODEL_FILE, WORLD.imagined_env.reward_every
-        save_world_model(dynamics, reward_model, path, usual_error=usual, metrics=metrics, reward_every=every)
+        save_world_model(dynamics, reward_model, path, reference_error=reference, metrics=metrics, reward_every=every)
     assert counter.unnamed == {}
     return store.path, folder
 

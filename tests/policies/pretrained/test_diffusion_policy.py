@@ -30,8 +30,8 @@ from tests.policies.pretrained.toy import DIFFUSION_POLICY, DIFFUSION_TRANSFORME
 from tests.policies.test_every_policy import ROBOT as SMALL_ROBOT
 from tests.policies.test_every_policy import observe
 from vla_rl.algorithms.encoded_windows import encode_windows
-from vla_rl.replay.demonstrations import recorded_walks, replay_of
-from vla_rl.runners.imitation import Cloned, window_samplers
+from vla_rl.replay.demonstrations import recorded_chunk_sequences, replay_of
+from vla_rl.runners.imitation import CloningSource, window_samplers
 
 ROBOT = RobotSpec(action_dim=7, state_dim=8, cameras=("a", "b"), image_size=(64, 64), control_hz=10.0)
 TINY = DiffusionPolicyConfig(
@@ -149,7 +149,7 @@ def test_cloning_sees_the_decisions_that_a_rollout_remembers(
     policy: Any = build_policy(replace(DIFFUSION_POLICY, obs_steps=3), robot)
     set_frozen(policy, frozen)
     policy = residual_on(policy, ResidualConfig(action_horizon=4)) if residual else policy
-    (sampler,) = window_samplers(policy.spec, [Cloned(store=store.path)], batch_size=8, seed=0)
+    (sampler,) = window_samplers(policy.spec, [CloningSource(store=store.path)], batch_size=8, seed=0)
     inputs: Any = encode_windows(policy, sampler, np.array(list(HISTORIES))).inputs
     features = policy.restore(inputs).features.reshape(len(HISTORIES), 3, -1)
     assert features[:, :, 1].tolist() == list(HISTORIES.values())
@@ -158,7 +158,7 @@ def test_cloning_sees_the_decisions_that_a_rollout_remembers(
 def test_a_replay_of_recorded_episodes_sees_the_decisions_that_a_rollout_remembers(tmp_path: Path) -> None:
     store, robot = observed_everywhere(tmp_path / "store")
     policy: Any = build_policy(replace(DIFFUSION_POLICY, obs_steps=3), robot)
-    found = recorded_walks([store.path], action_horizon=8, gamma=0.9)
+    found = recorded_chunk_sequences([store.path], action_horizon=8, gamma=0.9)
     first = WindowSampler(store, action_horizon=8, batch_size=1, seed=0, cameras=("front",)).next_batch().obs
     example = policy.store(policy.encode(first, policy.initial_state(1))[0])
     inputs: Any = replay_of(found, policy, example, gamma=0.9, seed=0).entries().inputs

@@ -1,6 +1,6 @@
-"""A reward from preferences: which of two pictures is closer to what the instruction says (Bradley and Terry 1952).
+"""A reward from preferences: which of two images is closer to what the instruction says (Bradley and Terry 1952).
 
-    P(second is preferred to first) = sigmoid(r(second) - r(first)),        r(picture, instruction) the reward
+    P(second is preferred to first) = sigmoid(r(second) - r(first)),        r(image, instruction) the reward
 
 Christiano et al. 2017 (arXiv:1706.03741, Sec. 2.2.3, Eq. 1) fit it to people's preferences between short segments,
 RL-VLM-F (Wang et al. 2024, arXiv:2402.03681) to those of a vision-language model between single images, as here.
@@ -39,7 +39,7 @@ class FileLabelsConfig:
 class PreferenceConfig(ScorerConfig):
     """Settings of ``vla-rl reward fit-preferences``.
 
-    ``labels``: what says which of two pictures is closer to the goal. ``pairs``: how many are drawn and labeled; those
+    ``labels``: what says which of two images is closer to the goal. ``pairs``: how many are drawn and labeled; those
     of a file are all taken. ``held_out``: share of all starts, and of the drawn pairs, for the report.
     """
 

@@ -1,4 +1,4 @@
-"""Preferences of a vision-language model, which compares two pictures and then decides, as in RL-VLM-F.
+"""Preferences of a vision-language model, which compares two images and then decides, as in RL-VLM-F.
 
 RL-VLM-F (Wang et al. 2024, arXiv:2402.03681) asks in two stages: what both images show and how they differ in terms of
 the goal, in free text; then, of that text alone, for a line 0, 1 or -1 (the images are alike, or the text is unsure).
@@ -30,7 +30,7 @@ class VlmLabelsConfig:
     """A vision-language model that is asked about each pair, twice.
 
     ``path``: its folder. ``camera``: what it looks through; null: the first. ``compare``: the question about both
-    pictures, {} being the instruction; ``compare_tokens``: of its answer at most. ``decide``: the question about that
+    images, {} being the instruction; ``compare_tokens``: of its answer at most. ``decide``: the question about that
     answer alone, the first {} being the instruction, the second the answer.
     """
 
@@ -58,9 +58,9 @@ class VlmLabels(PublishedModel):
         (self._shown,) = self.cameras_among(recorded.sensors, "the store of episodes")
 
     def __call__(self, first: Int[np.ndarray, " N"], second: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
-        pictures = [self._recorded.read(which).obs.images[:, self._shown].numpy() for which in (first, second)]
+        images = [self._recorded.read(which).obs.images[:, self._shown].numpy() for which in (first, second)]
         texts = [self._recorded.entries[episode].instruction for episode in self._recorded.episode[first]]
-        return np.array([self.preferred(*pair) for pair in zip(*pictures, texts, strict=True)], dtype=np.int64)
+        return np.array([self.preferred(*pair) for pair in zip(*images, texts, strict=True)], dtype=np.int64)
 
     def preferred(
         self, first: UInt8[np.ndarray, "height width 3"], second: UInt8[np.ndarray, "height width 3"], instruction: str

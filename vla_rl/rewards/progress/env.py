@@ -16,7 +16,7 @@ from sims.numbers.finite import check_finite, check_observation
 from sims.numbers.ranges import PositiveFloat, PositiveInt, Share
 from sims.vector_env import Observation, StartState, Step, VectorEnv
 from vla_rl.rewards.observed_env import ObservedEnv, packed
-from vla_rl.rewards.scorer import Sensors, sensors_of, through
+from vla_rl.rewards.scorer import Sensors, select_cameras, sensors_of
 
 
 @runtime_checkable
@@ -105,7 +105,7 @@ class ProgressEnv(ObservedEnv):
     def _progress(self, env_ids: list[int]) -> Float[Tensor, " n"]:
         obs = self.see(env_ids)
         check_observation(obs, env_ids, self.spec.name)
-        progress = self.model.progress(through(self._cameras, obs, self.model.device))
+        progress = self.model.progress(select_cameras(self._cameras, obs, self.model.device))
         check_finite("progress", progress, ("environment",))
         with crossing("outcomes"):
             return progress.cpu()

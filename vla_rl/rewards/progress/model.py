@@ -74,15 +74,15 @@ def progress_targets(recorded: LabeledEpisodes, config: ProgressConfig) -> Float
     for task in {recorded.entries[episode].task for episode in ends}:
         members = {episode: end for episode, end in ends.items() if recorded.entries[episode].task == task}
         (stages, _), *_ = Counter(map(len, members.values())).most_common(1)
-        usual = np.array([end for end in members.values() if len(end) == stages], dtype=np.float64)
-        usual_end = (usual / usual[:, -1:]).mean(0)  # the mean shares of the stages, added up
+        common = np.array([end for end in members.values() if len(end) == stages], dtype=np.float64)
+        mean_end = (common / common[:, -1:]).mean(0)  # the mean shares of the stages, added up
         for episode, end in members.items():
             here = recorded.episode == episode
             step = recorded.step[here]
             if config.target == "stages":
                 targets[here] = np.searchsorted(end, step, side="right") / len(end)
             else:
-                reached = usual_end if len(end) == stages else end / end[-1]
+                reached = mean_end if len(end) == stages else end / end[-1]
                 targets[here] = np.interp(step, [0, *end], [0, *reached])
     return targets
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from episodes.sampler import WindowSampler
 from sims.devices.crossing import crossing
 from vla_rl.rewards.progress.env import Progress
-from vla_rl.rewards.scorer import Sensors, through
+from vla_rl.rewards.scorer import Sensors, select_cameras
 
 CLEAR = 0.01  # a change of progress that counts in full
 AT_ONCE = 256
@@ -36,7 +36,7 @@ def progress_changes(sampler: WindowSampler, model: Progress) -> Float[Tensor, "
     cameras = model.cameras_among(recorded, "the store of episodes")
     count, every = sampler.num_observations, np.arange(len(sampler))
     parts = (sampler.observed(part) for part in np.array_split(np.arange(count), -(-count // AT_ONCE)))
-    progress = torch.cat([model.progress(through(cameras, obs, model.device)).cpu() for obs in parts])
+    progress = torch.cat([model.progress(select_cameras(cameras, obs, model.device)).cpu() for obs in parts])
     return progress[sampler.ahead(every, sampler.action_horizon)] - progress[sampler.ahead(every, 0)]
 
 

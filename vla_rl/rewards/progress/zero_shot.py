@@ -26,8 +26,8 @@ from vla_rl.rewards.scorer import RewardModelError
 class ClipRewardConfig(PaidProgressConfig):
     """Pays for the change of what CLIP sees of the task (docs/rewards.md).
 
-    ``path``: the folder of a CLIP model. ``camera``: what it looks through; null: the first. ``goal``: what the picture
-    shows at success, {} being the instruction; ``baseline``: what it shows anyway. ``projection``: how far pictures
+    ``path``: the folder of a CLIP model. ``camera``: what it looks through; null: the first. ``goal``: what the image
+    shows at success, {} being the instruction; ``baseline``: what it shows anyway. ``projection``: how far images
     are projected on the line between the two, 0 to 1.
     """
 
@@ -44,7 +44,7 @@ class AnswerRewardConfig(PaidProgressConfig):
     """Pays for the change of the share of "yes" among a model's answers.
 
     ``path``: the folder of a vision-language model. ``camera``: what it looks through; null: the first. ``question``:
-    about the picture, {} being the instruction; ``yes`` and ``no``: the first words of its answers that are compared.
+    about the image, {} being the instruction; ``yes`` and ``no``: the first words of its answers that are compared.
     """
 
     name: Literal["vlm_answer"] = "vlm_answer"
@@ -62,20 +62,20 @@ class ZeroShot(PublishedModel, ABC):
     def progress(self, obs: Observation) -> Float[Tensor, " B"]:
         """0 to 1; ``obs.images``: of the one camera."""
         with crossing("observations"):
-            pictures, texts = obs.images[:, 0].cpu().numpy(), decode_instructions(obs.instruction)
+            images, texts = obs.images[:, 0].cpu().numpy(), decode_instructions(obs.instruction)
         progress = torch.zeros(len(texts), device=self.device)
         for text in dict.fromkeys(texts):
             rows = [i for i, other in enumerate(texts) if other == text]
-            progress[rows] = self._of_instruction(pictures[rows], text).float()
+            progress[rows] = self._of_instruction(images[rows], text).float()
         return progress
 
     @abstractmethod
-    def _of_instruction(self, pictures: np.ndarray, text: str) -> Float[Tensor, " n"]:
-        """``pictures``: [n, height, width, 3], uint8."""
+    def _of_instruction(self, images: np.ndarray, text: str) -> Float[Tensor, " n"]:
+        """``images``: [n, height, width, 3], uint8."""
 
 
 class ClipProgress(ZeroShot):
-    """1 - |a p(x - g) + (1 - a)(x - g)|^2 / 2, at least 0, of unit embeddings: x the picture's, g the goal's.
+    """1 - |a p(x - g) + (1 - a)(x - g)|^2 / 2, at least 0, of unit embeddings: x the image's, g the goal's.
 
     p projects on the line through goal and baseline, a is ``projection`` (VLM-RM, Rocamonde et al. 2024,
     arXiv:2310.12921, goal-baseline regularization).
@@ -86,11 +86,11 @@ class ClipProgress(ZeroShot):
         self.config = config
         self._texts: dict[str, Tensor] = {}
 
-    def _of_instruction(self, pictures: np.ndarray, text: str) -> Float[Tensor, " n"]:
+    def _of_instruction(self, images: np.ndarray, text: str) -> Float[Tensor, " n"]:
         goal, baseline = self._text(self.config.goal.format(text)), self._text(self.config.baseline)
         if torch.equal(goal, baseline):
             raise RewardModelError(f"to {self.config.path} the goal {text!r} and the baseline are the same")
-        inputs = self._inputs(images=list(pictures))
+        inputs = self._inputs(images=list(images))
         seen = F.normalize(self.model.get_image_features(**inputs).pooler_output, dim=-1)
         away, line = seen - goal, F.normalize(goal - baseline, dim=0)
         along = (away @ line)[:, None] * line
@@ -107,7 +107,7 @@ class ClipProgress(ZeroShot):
 class AnswerProgress(ZeroShot):
     """p(yes) / (p(yes) + p(no)) of the next token, as TOPReward reads p("True") (Chen et al. 2026, arXiv:2602.19313).
 
-    Here of the present picture alone; there of all pictures so far.
+    Here of the present image alone; there of all images so far.
     """
 
     def __init__(self, config: AnswerRewardConfig, device: Device) -> None:
@@ -120,7 +120,7 @@ class AnswerProgress(ZeroShot):
     def _first_token(self, word: str) -> int:
         return int(self.processor.tokenizer.encode(word, add_special_tokens=False)[0])
 
-    def _of_instruction(self, pictures: np.ndarray, text: str) -> Float[Tensor, " n"]:
+    def _of_instruction(self, images: np.ndarray, text: str) -> Float[Tensor, " n"]:
         prompt = self._prompt(None, self.config.question.format(text))
-        inputs = self._inputs(text=[prompt] * len(pictures), images=[[picture] for picture in pictures])
+        inputs = self._inputs(text=[prompt] * len(images), images=[[image] for image in images])
         return self.model(**inputs).logits[:, -1, self._answers].float().softmax(-1)[:, 0]

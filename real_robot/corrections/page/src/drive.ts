@@ -16,8 +16,8 @@ interface Episode {
   control_hz: number;
   max_steps: number;
   chunk: number;
-  usual_picture: number;
-  apart_mm: number;
+  reference_image_difference: number;
+  diverged_mm: number;
   can_rewind: boolean;
 }
 
@@ -25,27 +25,27 @@ interface Moment {
   type: "moment";
   number: number;
   step: number;
-  picture: string;
+  image: string;
   error: number;
   imagined_success: boolean;
   true_success: boolean | null;
   difference: number | null;
   object_mm: number | null;
-  parted: "picture" | "object" | null;
+  divergence: "image" | "object" | null;
   ended: string;
 }
 
 const HEARTBEAT_MS = 33;
 const RECONNECT_MS = 1000;
 const REPLACED = 4409;
-const HIGHEST = 4; // of the chart, in usual values
+const HIGHEST = 4; // of the chart, in reference values
 const ROWS: Record<string, string> = { true: "True simulator", imagined: "Imagined", difference: "Difference, three times" };
 const HOTKEYS: Record<string, string> = { KeyN: "next", KeyB: "rewind", Backspace: "again" };
 
 let socket: WebSocket | null = null;
 let episode: Episode | null = null;
 let moments: Moment[] = [];
-let drawn = 0; // pictures that were asked for; only the newest is shown
+let drawn = 0; // images that were asked for; only the newest is shown
 
 function connect(): void {
   socket = new WebSocket(`${location.origin.replace("http", "ws")}/ws/drive`);
@@ -85,12 +85,12 @@ function showEpisode(about: Episode): void {
     `Start ${about.episode + 1} of ${about.episodes}. The model imagines ${about.chunk} steps at a time, each time from its own prediction. ` +
     "Uncertainty is the model's own estimate of its error. " +
     (about.rows.length === 1 ? "Without a simulator there is nothing to compare with." :
-      `They have parted where the pictures differ by more than ${about.usual_picture.toFixed(1)} of 255 in the mean, ` +
-      `which at most 5 % of single predictions do, or the object is ${about.apart_mm} mm from its true place.`));
-  element("key-difference").hidden = element("key-parted").hidden = about.rows.length === 1;
-  element("pictures").replaceChildren(...about.rows.map((row) => {
+      `They have diverged where the images differ by more than ${about.reference_image_difference.toFixed(1)} of 255 in the mean, ` +
+      `which at most 5 % of single predictions do, or the object is ${about.diverged_mm} mm from its true place.`));
+  element("key-difference").hidden = element("key-diverged").hidden = about.rows.length === 1;
+  element("images").replaceChildren(...about.rows.map((row) => {
     const figure = document.createElement("figure");
-    const canvas = Object.assign(document.createElement("canvas"), { id: `picture-${row}` });
+    const canvas = Object.assign(document.createElement("canvas"), { id: `image-${row}` });
     canvas.setAttribute("role", "img");
     canvas.setAttribute("aria-label", `${ROWS[row]}: cameras ${about.cameras.join(", ")}`);
     figure.append(canvas, Object.assign(document.createElement("figcaption"), { textContent: ROWS[row] }));
@@ -113,7 +113,7 @@ function show(step: number): void {
   setText(element("clock"), `Step ${step} of at most ${episode.max_steps}, ${seconds} s${step < last ? `; it is at step ${last}` : ""}`);
   setText(element("outcomes"), outcomes(episode, step));
   drawChart(episode, step);
-  void drawPictures(episode, moment);
+  void drawImages(episode, moment);
 }
 
 function outcomes(about: Episode, step: number): string {
@@ -123,16 +123,16 @@ function outcomes(about: Episode, step: number): string {
     return at < 0 ? "no success so far" : `success at step ${at}`;
   };
   const now = moments[step];
-  const texts = [`Imagined: ${first((one) => one.imagined_success)}, uncertainty ${now.error.toFixed(1)} times the usual.`];
+  const texts = [`Imagined: ${first((one) => one.imagined_success)}, uncertainty ${now.error.toFixed(1)} times the reference.`];
   if (now.difference === null) return texts[0];
-  const parted = seen.find((one) => one.parted !== null);
+  const diverged = seen.find((one) => one.divergence !== null);
   texts.unshift(`True: ${first((one) => one.true_success === true)}.`);
-  texts.push(`The pictures differ by ${now.difference.toFixed(1)} of 255 (usual: up to ${about.usual_picture.toFixed(1)})${now.object_mm === null ? "" : `, the object by ${now.object_mm.toFixed(0)} mm`}.`);
-  texts.push(parted === undefined ? "They have not parted." : `They parted at step ${parted.step} (${parted.parted}).`);
+  texts.push(`The images differ by ${now.difference.toFixed(1)} of 255 (reference: ${about.reference_image_difference.toFixed(1)})${now.object_mm === null ? "" : `, the object by ${now.object_mm.toFixed(0)} mm`}.`);
+  texts.push(diverged === undefined ? "They have not diverged." : `They diverged at step ${diverged.step} (${diverged.divergence}).`);
   return texts.join(" ");
 }
 
-/** Uncertainty and difference over steps, both in usual values, up to HIGHEST; `at`: the step that is shown. */
+/** Uncertainty and difference over steps, both in reference values, up to HIGHEST; `at`: the step that is shown. */
 function drawChart(about: Episode, at: number): void {
   const canvas = clearedCanvas("chart");
   if (canvas === null) return;
@@ -145,8 +145,8 @@ function drawChart(about: Episode, at: number): void {
   };
   draw.fillStyle = color("hold");
   draw.fillRect(0, y(1), width, 1);
-  const parted = moments.find((one) => one.parted !== null);
-  if (parted !== undefined) vertical(parted.step, "bad");
+  const diverged = moments.find((one) => one.divergence !== null);
+  if (diverged !== undefined) vertical(diverged.step, "bad");
   if (at < moments.length - 1) vertical(at, "focus");
   const line = (value: (moment: Moment) => number, style: string) => {
     [draw.strokeStyle, draw.lineWidth] = [color(style), 2];
@@ -155,21 +155,21 @@ function drawChart(about: Episode, at: number): void {
     draw.stroke();
   };
   line((one) => one.error, "policy");
-  if (about.rows.length > 1) line((one) => (one.difference ?? 0) / about.usual_picture, "human");
+  if (about.rows.length > 1) line((one) => (one.difference ?? 0) / about.reference_image_difference, "human");
   const last = moments[moments.length - 1];
-  const difference = last.difference === null ? "" : `, difference ${(last.difference / about.usual_picture).toFixed(1)}`;
-  element("chart").setAttribute("aria-label", `${last.step} steps; at the last one uncertainty ${last.error.toFixed(1)}${difference} times the usual`);
+  const difference = last.difference === null ? "" : `, difference ${(last.difference / about.reference_image_difference).toFixed(1)}`;
+  element("chart").setAttribute("aria-label", `${last.step} steps; at the last one uncertainty ${last.error.toFixed(1)}${difference} times the reference`);
 }
 
-/** The picture's rows, each with all cameras side by side: here one canvas per row, cameras below each other. */
-async function drawPictures(about: Episode, moment: Moment): Promise<void> {
+/** The image's rows, each with all cameras side by side: here one canvas per row, cameras below each other. */
+async function drawImages(about: Episode, moment: Moment): Promise<void> {
   const asked = ++drawn;
-  const data = Uint8Array.from(atob(moment.picture), (character) => character.charCodeAt(0));
+  const data = Uint8Array.from(atob(moment.image), (character) => character.charCodeAt(0));
   const image = await createImageBitmap(new Blob([data], { type: "image/jpeg" }));
   if (asked === drawn) {
     const [width, height] = [image.width / about.cameras.length, image.height / about.rows.length];
     about.rows.forEach((row, i) => {
-      const canvas = element<HTMLCanvasElement>(`picture-${row}`);
+      const canvas = element<HTMLCanvasElement>(`image-${row}`);
       [canvas.width, canvas.height] = [width, height * about.cameras.length];
       canvas.dataset.step = String(moment.step);
       about.cameras.forEach((_, j) =>

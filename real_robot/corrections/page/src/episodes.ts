@@ -1,4 +1,4 @@
-// The page of the episodes: a filtered list; one episode's pictures, curves and labels.
+// The page of the episodes: a filtered list; one episode's frames, curves and labels.
 
 import { drawCurves, drawStrip } from "./charts";
 import { element, onClick, showProblem } from "./dom";
@@ -17,7 +17,7 @@ let queue = Promise.resolve(); // episodes opened and changed, one after the oth
 let opening = 0; // episodes asked for and not yet shown
 // numbers of the last requests, so that a late answer is not shown
 let listAsked = 0;
-let pictureAsked = 0;
+let frameAsked = 0;
 
 export function startEpisodes(): void {
   for (const id of ["f-task", "f-outcome", "f-who", "f-deleted"]) element(id).addEventListener("change", () => void load());
@@ -144,7 +144,7 @@ function showAt(): void {
   if (chosen.cameras.length > 0) void showFrame(chosen.id, select("d-camera").value || chosen.cameras[0], index);
 }
 
-/** The control step before which the shown picture was taken. */
+/** The control step before which the shown frame was taken. */
 function stepShown(): number {
   return chosen?.observation_steps[Number(element<HTMLInputElement>("d-step").value)] ?? 0;
 }
@@ -154,11 +154,11 @@ function stepsOf(row: Row): string {
 }
 
 async function showFrame(id: string, camera: string, index: number): Promise<void> {
-  const number = ++pictureAsked;
+  const number = ++frameAsked;
   const answer = await fetch(`/api/episodes/${id}/frames/${camera}/${index}`);
   if (!answer.ok) return;
   const image = await createImageBitmap(await answer.blob());
-  if (number !== pictureAsked) return;
+  if (number !== frameAsked) return;
   const canvas = element<HTMLCanvasElement>("d-frame");
   [canvas.width, canvas.height] = [image.width, image.height];
   canvas.getContext("2d")?.drawImage(image, 0, 0);

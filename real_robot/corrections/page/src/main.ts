@@ -1,7 +1,7 @@
 import { loadClassifier, startClassifier } from "./classifier";
 import { load, startEpisodes } from "./episodes";
 import { element, showProblem } from "./dom";
-import { latencies } from "./pictures";
+import { latencies } from "./frames";
 import { ask, ROLES } from "./protocol";
 import { startRobot } from "./robot";
 import { loadTraining, startTraining } from "./training";

@@ -8,9 +8,9 @@ export const SESSION_ENDED = "The session has ended. Open a new address.";
 
 export type Mode = "policy" | "human" | "hold" | "ended";
 
-export type Line = [number, number][]; // right and down, as shares of the picture
+export type Line = [number, number][]; // right and down, as shares of the image
 
-/** The end effector's way in each camera's picture. */
+/** The end effector's way in each camera's image. */
 export interface Paths {
   planned: Line[];
   executed: Line[];

@@ -4,7 +4,7 @@ import { drawPlan, drawStrip } from "./charts";
 import { Connection } from "./connection";
 import { isTyping, readDevices, watchDevices } from "./devices";
 import { element, onClick, setText, showProblem } from "./dom";
-import { drawPaths, receivePictures, showCameras } from "./pictures";
+import { drawPaths, receiveFrames, showCameras } from "./frames";
 import { ask, type Command, type State, type Version } from "./protocol";
 
 const HEARTBEAT_MS = 33;
@@ -21,7 +21,7 @@ let waiting = false; // to be drawn with the next frame
 
 export function startRobot(): void {
   const connection = new Connection({ state: show, problem: showProblem });
-  receivePictures();
+  receiveFrames();
   for (const command of COMMANDS) onClick(command, () => connection.command(command));
   onClick("let_go", () => connection.release("let go"));
   onClick("rewind", () => connection.command("rewind", { step: Number(rewindStep().value) }));
@@ -72,7 +72,7 @@ function show(next: State): void {
   element("stopped").hidden = next.stopped === "";
   setText(element("stopped-reason"), `The arm is stopped: ${next.stopped}.`);
   showVersions(next.versions);
-  if (!waiting) requestAnimationFrame(redraw); // after a picture that has arrived
+  if (!waiting) requestAnimationFrame(redraw); // after a frame that has arrived
   waiting = true;
 }
 

@@ -1,4 +1,4 @@
-// Pictures of the robot's cameras: one binary message each, decoded and drawn; only the newest counts.
+// Frames of the robot's cameras: one binary message each, decoded and drawn; only the newest counts.
 
 import { color, element } from "./dom";
 import { NO_SESSION, type Line, type Paths } from "./protocol";
@@ -7,7 +7,7 @@ const HEADER_BYTES = 16; // capture time (float64), number (uint32), camera (uin
 const RECONNECT_MS = 1000;
 const KEPT_LATENCIES = 3000;
 
-/** Milliseconds from capture to drawing of the last pictures; read by benchmarks. */
+/** Milliseconds from capture to drawing of the last frames; read by benchmarks. */
 export const latencies: number[] = [];
 
 export function showCameras(names: string[]): void {
@@ -32,8 +32,8 @@ export function showCameras(names: string[]): void {
   );
 }
 
-export function receivePictures(): void {
-  const socket = new WebSocket(`${location.origin.replace("http", "ws")}/ws/pictures`);
+export function receiveFrames(): void {
+  const socket = new WebSocket(`${location.origin.replace("http", "ws")}/ws/frames`);
   socket.binaryType = "arraybuffer";
   const newest = new Map<number, number>();
   socket.onmessage = async (event) => {
@@ -45,7 +45,7 @@ export function receivePictures(): void {
     if (newest.get(camera) === number) draw(camera, image, takenMs);
     image.close();
   };
-  socket.onclose = (event) => event.code !== NO_SESSION && setTimeout(receivePictures, RECONNECT_MS);
+  socket.onclose = (event) => event.code !== NO_SESSION && setTimeout(receiveFrames, RECONNECT_MS);
 }
 
 /** WebCodecs, where the browser has it, is faster. */
@@ -58,11 +58,11 @@ async function decode(data: ArrayBuffer): Promise<ImageBitmap | VideoFrame> {
   return image;
 }
 
-/** Over the pictures: what the policy plans, light, and what was executed. */
+/** Over the images: what the policy plans, light, and what was executed. */
 export function drawPaths(paths: Paths | null): void {
   for (const [index, lines] of document.querySelectorAll<HTMLCanvasElement>("canvas.lines").entries()) {
-    const picture = element<HTMLCanvasElement>(`camera-${index}`);
-    [lines.width, lines.height] = [2 * picture.width, 2 * picture.height];
+    const frame = element<HTMLCanvasElement>(`camera-${index}`);
+    [lines.width, lines.height] = [2 * frame.width, 2 * frame.height];
     if (paths === null) continue;
     drawLine(lines, paths.executed[index] ?? [], color("executed-line"), 0);
     drawLine(lines, paths.planned[index] ?? [], color("planned-line"), 7);

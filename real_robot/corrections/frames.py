@@ -1,4 +1,4 @@
-"""The pictures that people see: an arm's, of a second simulator that is rendered larger, or the policy's own."""
+"""The frames that people see: an arm's, of a second simulator that is rendered larger, or the policy's own."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from real_robot.corrections.arm import ArmEnv, UnreadableImages
 from real_robot.corrections.publishing import Published
 from sims.vector_env import StartState, VectorEnv
 
-HEADER = struct.Struct("<dIB3x")  # Unix time of capture, number of the picture, index of the camera; then the JPEG
+HEADER = struct.Struct("<dIB3x")  # Unix time of capture, number of the frame, index of the camera; then the JPEG
 Images = UInt8[np.ndarray, "cameras height width 3"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PictureSource:
-    """``take``: what is shown, in the robot's thread. ``draw``: its images, in the pictures' thread."""
+class FrameSource:
+    """``take``: what is shown, in the robot's thread. ``draw``: its images, in the frames' thread."""
 
     cameras: Sequence[str]
     take: Callable[[], Any]
     draw: Callable[[Any], Images]
 
 
-def pictures_of(env: VectorEnv, display: VectorEnv | None, size: int) -> PictureSource:
+def frames_of(env: VectorEnv, display: VectorEnv | None, size: int) -> FrameSource:
     """Of an arm: its cameras' newest, ``size`` pixels high and wide. Else of ``display``, which repeats the states of
     ``env`` (both with one environment); without one those of ``env``, as the policy sees them."""
     if isinstance(env, ArmEnv):
-        return PictureSource(cameras=env.spec.cameras, take=lambda: None, draw=lambda _: env.pictures(size))
+        return FrameSource(cameras=env.spec.cameras, take=lambda: None, draw=lambda _: env.frames(size))
     if display is None:
-        return PictureSource(
+        return FrameSource(
             cameras=env.spec.cameras, take=lambda: env.observe().images[0].cpu().numpy(), draw=lambda images: images
         )
 
@@ -45,23 +45,23 @@ def pictures_of(env: VectorEnv, display: VectorEnv | None, size: int) -> Picture
         display.reset(start=states)
         return np.asarray(display.observe().images[0].cpu().numpy())
 
-    return PictureSource(cameras=display.spec.cameras, take=env.capture, draw=draw)
+    return FrameSource(cameras=display.spec.cameras, take=env.capture, draw=draw)
 
 
-class PictureThread:
+class FrameThread:
     """Draws and encodes beside the robot's thread, always the newest, and only while somebody looks.
 
     ``published``: the newest, one message for each camera.
     """
 
-    def __init__(self, source: PictureSource, *, jpeg_quality: int) -> None:
+    def __init__(self, source: FrameSource, *, jpeg_quality: int) -> None:
         self._source, self._quality, self.cameras = source, jpeg_quality, source.cameras
         self.published: Published[list[bytes]] = Published([])
         self.failure: BaseException | None = None
         self._changed = threading.Condition()  # guards what follows
         self._taken: tuple[float, Any] | None = None
         self._number, self._closing = 0, False
-        self._thread = threading.Thread(target=self._run, name="pictures", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="frames", daemon=True)
         self._thread.start()
 
     def take(self) -> None:
