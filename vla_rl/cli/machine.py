@@ -159,6 +159,20 @@ class BenchRobot:
 
 
 @dataclass(frozen=True)
+class BenchHil:
+    """Latency of the correction page (human in the loop), in a browser of this machine."""
+
+    seconds: PositiveFloat = 20.0
+    """how long the browser drives"""
+    json: Json = False
+
+    def run(self) -> Result:
+        from vla_rl.bench.corrections import page_rows
+
+        return _measured("hil", self, page_rows(self.seconds))
+
+
+@dataclass(frozen=True)
 class BenchPeers:
     """One PPO iteration beside other libraries, equal work; a program of this project's repository."""
 

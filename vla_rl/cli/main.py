@@ -64,6 +64,7 @@ COMMANDS: Mapping[str, type] = {
     "bench world-model": bench.BenchWorldModel,
     "bench latency": bench.BenchLatency,
     "bench robot": bench.BenchRobot,
+    "bench hil": bench.BenchHil,
     "bench peers": bench.BenchPeers,
     "data info": data.Info,
     "data verify": data.Verify,
