@@ -103,7 +103,9 @@ def _torch() -> Check:
         a = torch.full((64, 64), 0.5)
         if not torch.equal(a @ a, torch.full((64, 64), 16.0)):
             raise ArithmeticError("a 64 x 64 matrix product was wrong")
-        return f"{torch.__version__}, {torch.get_num_threads()} threads"
+        fast = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        bfloat16 = "computed here" if fast else "emulated here, many times slower than float32"
+        return f"{torch.__version__}, {torch.get_num_threads()} threads, bfloat16 is {bfloat16}"
 
     return attempt("torch", multiply, fix="pip install -c constraints.txt torch")
 

@@ -35,7 +35,8 @@ STATE_HEAD_SCALE = 0.1  # images only correct what the kinematics predict to mil
 class FlowWorldModelConfig:
     """``actions`` False: a baseline that is not given the actions. ``steps``: denoising steps.
 
-    ``precision``: bfloat16 is faster on GPUs and on CPUs with instructions for it (AVX-512 BF16, AMX).
+    ``precision``: bfloat16 is faster on GPUs and on CPUs with instructions for it (AVX-512 BF16, AMX), and many times
+    slower on CPUs without AVX-512 (``vla-rl doctor`` tells).
     """
 
     action_horizon: Width = 8
