@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 from pathlib import Path
 
@@ -46,7 +48,11 @@ def write_video(
     command += ["-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", "20", "-movflags", "+faststart", str(path)]
     done = subprocess.run(command, input=even.reshape(-1).data, capture_output=True, check=False)
     if done.returncode != 0:
-        raise OSError(f"{path}: ffmpeg could not write the video: {done.stderr.decode(errors='replace').strip()}")
+        text = done.stderr.decode(errors="replace").strip()
+        if os.strerror(errno.ENOSPC) in text:
+            path.unlink(missing_ok=True)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        raise OSError(f"{path}: ffmpeg could not write the video: {text}")
     return path
 
 

@@ -8,6 +8,7 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 
+from sims.errors import is_disk_full
 from sims.video import FAILURE, SUCCESS, write_video
 
 FFMPEG = imageio_ffmpeg.get_ffmpeg_exe()
@@ -69,3 +70,14 @@ def test_odd_sizes_and_a_long_caption(tmp_path: Path):
 def test_error_of_wrong_arrays(tmp_path: Path, frames: np.ndarray):
     with pytest.raises(ValueError, match=r"uint8 \[T, h, w, 3\]"):
         write_video(tmp_path / "a.mp4", frames, fps=10.0)
+
+
+def test_a_full_disk_is_told_from_other_errors_and_leaves_no_half_file(tmp_path: Path):
+    (tmp_path / "a.mp4").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        write_video(tmp_path / "a.mp4", clip(), fps=10.0)
+    assert is_disk_full(caught.value)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError, match="ffmpeg could not write the video") as caught:
+        write_video(tmp_path, clip(), fps=10.0)
+    assert not is_disk_full(caught.value)

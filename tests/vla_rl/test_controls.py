@@ -1,18 +1,30 @@
 """What the controls of an evaluation change, and intervals over seeds."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+import vla_rl.runners.train
+from policies.bundle import save_bundle
+from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
+from policies.policy import RobotSpec
+from sims.adapters.libero import LiberoConfig
+from sims.env_wrapper import EnvWrapper
+from sims.errors import UserError
 from sims.numbers.statistics import seeds_interval, wilson_interval
 from sims.starts import StartSequence
 from sims.vector_env import Observation, StartState
 from tests.worlds import PointEnv
 from vla_rl.config.controls import CONTROLS, Control
+from vla_rl.config.experiment import EvaluationConfig, Experiment
+from vla_rl.runners.checks import check_experiment
 from vla_rl.runners.controls import make_change, why_not
 from vla_rl.runners.evaluate import run_episodes
+from vla_rl.runners.train import evaluate_controls
+from vla_rl.runs.run_dir import open_run
 
 OBS = Observation(
     images=torch.arange(4 * 2 * 3, dtype=torch.uint8).reshape(4, 2, 1, 1, 3),
@@ -85,6 +97,61 @@ def test_a_control_that_would_change_nothing_says_why() -> None:
     assert why_not("shuffled_instruction", env, two) == ""  # not in the same batch of environments, at first
     assert why_not("shuffled_instruction", PointEnv(num_envs=1), two) == ""
     assert not any(why_not(control, env, one) for control in CONTROLS if control.startswith("blank"))
+
+
+class LiberoStarts(EnvWrapper):
+    """PointEnv in place of LIBERO; ``seeds`` of the starts by split."""
+
+    def __init__(self, config: LiberoConfig, seeds: dict[str, set[int]]) -> None:
+        super().__init__(PointEnv(num_envs=4))
+        self.seen = seeds.setdefault(config.split, set())
+        assert config.suite_of_files  # UserError where LIBERO-PRO has none
+
+    def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
+        self.seen |= {one.seed for one in start}
+        super().reset(env_ids, start=start)
+
+
+def of_splits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, sim: LiberoConfig
+) -> tuple[dict[str, set[int]], dict[str, dict]]:
+    """(seeds of the starts by split, what ``evaluate_controls`` returns)."""
+    seeds: dict[str, set[int]] = {}
+    env = LiberoStarts(sim, seeds)
+    monkeypatch.setattr(vla_rl.runners.train, "make_env", lambda config: LiberoStarts(config, seeds))
+    experiment = Experiment(sim=sim, evaluation=EvaluationConfig(control_episodes=6), device="cpu")
+    run = open_run(experiment, folder, resume=False, command="")
+    save_bundle(GaussianPolicy(GaussianPolicyConfig(action_horizon=2), RobotSpec.of(env.spec)), run.bundle)
+    with run.lock:
+        return seeds, evaluate_controls(run, env)
+
+
+@pytest.mark.parametrize("split", ["train", "standard"])
+def test_every_split_is_evaluated_from_its_own_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str
+) -> None:
+    """LIBERO publishes those of seeds 0 to 49; ``train`` has others."""
+    seeds, found = of_splits(tmp_path / "run", monkeypatch, LiberoConfig(split=split))
+    assert set(found["splits"]) == set(seeds) - {split}
+    assert seeds["standard"] == {0, 1} == seeds["pro_language"]
+    assert min(seeds["train"]) >= 50
+
+
+def test_a_split_that_cannot_be_made_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a whole training nothing else may be lost for it."""
+    _, found = of_splits(tmp_path / "run", monkeypatch, LiberoConfig(suite="libero_90"))
+    assert found["splits"]["standard"]["episodes"] == 6
+    assert found["splits"]["pro_language"] is None
+    assert "LIBERO-PRO has no pro_language of libero_90" in found["not_applicable"]["pro_language"]
+
+
+def test_more_episodes_than_a_split_has_are_refused_before_training(tmp_path: Path) -> None:
+    env = PointEnv(num_envs=2)
+    save_bundle(GaussianPolicy(GaussianPolicyConfig(action_horizon=2), RobotSpec.of(env.spec)), tmp_path / "start")
+    evaluation = EvaluationConfig(control_episodes=600)
+    experiment = Experiment(sim=LiberoConfig(split="train"), evaluation=evaluation, device="cpu")
+    with pytest.raises(UserError, match=r"'evaluation.control_episodes': the benchmark has 150 starts"):
+        check_experiment(experiment, env, start=tmp_path / "start")
 
 
 def test_the_interval_over_seeds_covers_both_sources_of_chance() -> None:

@@ -155,6 +155,24 @@ def test_an_address_without_a_cluster_is_one_message(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_cluster_whose_collectors_cannot_be_made_is_left(tmp_path: Path, address: str) -> None:
+    """A sweep goes on with its next trial, which connects again."""
+    import ray
+
+    wanted = experiment(cluster=cluster(address, collectors=1))
+    env, run = make_env(wanted.sim), open_run(wanted, tmp_path, resume=False, command="")
+    make = place_rollouts(run, tmp_path / "no bundle")
+    assert make is not None
+    policy = build_policy(SMALL, RobotSpec.of(env.spec))
+    for _ in range(2):
+        with pytest.raises(UserError, match="collector 0 cannot be made"):
+            make(env, policy, failure_weight=0.0, seed=0)
+        assert not ray.is_initialized()
+    env.close()
+    run.lock.close()
+
+
+@pytest.mark.slow
 def test_grpo_on_one_collector_equals_one_process(tmp_path: Path, address: str) -> None:
     run_to_end(tmp_path / "one", experiment(GRPO))
     run_to_end(tmp_path / "cluster", experiment(GRPO, cluster(address, collectors=1)))

@@ -7,8 +7,10 @@ import stat
 import subprocess
 import sys
 import time
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -154,3 +156,28 @@ def test_weights_and_biases_gets_the_metrics_where_it_is_installed(tmp_path: Pat
         metrics.write(0, {"kl": 0.125})
     (logged,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     assert b"0.125" in logged.read_bytes()
+
+
+def test_folders_of_one_name_are_runs_of_their_own_in_weights_and_biases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for the package, which is not installed everywhere, records what it is asked for."""
+    asked: list[tuple[str, str]] = []
+
+    class Run:
+        def finish(self) -> None: ...
+
+    def init(*, name: str, id: str, **_: object) -> Run:
+        asked.append((name, id))
+        return Run()
+
+    package = ModuleType("wandb")
+    package.__spec__ = ModuleSpec("wandb", None)
+    monkeypatch.setattr(package, "init", init, raising=False)
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    trials = [tmp_path / f"trial_{number}" / "seed_0" for number in (0, 1)]
+    for folder in (*trials, trials[0]):
+        MetricsWriter(folder, tensorboard=False, wandb="project").close()
+    first, second, again = asked
+    assert first[1] != second[1] and first[0] != second[0]
+    assert again == first

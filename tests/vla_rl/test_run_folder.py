@@ -169,6 +169,26 @@ def test_a_contradiction_leaves_no_folder(project: Path, capsys: pytest.CaptureF
     assert not (project / "never").exists()
 
 
+def test_the_folder_of_a_fit_is_no_folder_for_a_run(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run would go on from the fit's checkpoints."""
+    project = copy(project, tmp_path).parent
+    main(["imitate", str(project / "mine.yaml"), "--out", str(project / "fit"), "--start.bc.steps=2"])
+    before = sorted((path, path.stat().st_mtime_ns) for path in (project / "fit").rglob("*"))
+    assert "is of something else; choose another --run-dir" in refusal(capsys, train(project, "fit"))
+    assert sorted((path, path.stat().st_mtime_ns) for path in (project / "fit").rglob("*")) == before
+
+
+@pytest.mark.parametrize("held", ["stages.json", "metrics.jsonl", "checkpoints", "bundle", "sweep.yaml"])
+def test_a_folder_of_something_else_is_no_folder_for_a_run(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], held: str
+) -> None:
+    (tmp_path / "other" / held).mkdir(parents=True)
+    line = refusal(capsys, ["train", str(project / "mine.yaml"), "--run-dir", str(tmp_path / "other")])
+    assert f"holds {held} and no config.yaml" in line
+
+
 @pytest.mark.parametrize("change", ["sim.image_size=[32, 32]", "sim.cameras=[agent]"])
 def test_a_store_of_another_simulator_is_refused(
     project: Path, capsys: pytest.CaptureFixture[str], change: str

@@ -5,6 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import re
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +17,9 @@ from urllib.request import urlopen
 import pytest
 
 from sims.errors import UserError
-from tests.vla_rl.run_folder import make_run
+from tests.vla_rl.run_folder import make_imagined_run, make_run
 from vla_rl.config.experiment import Experiment
-from vla_rl.report.watch import make_server
+from vla_rl.report.watch import live_page, make_server, version
 from vla_rl.runs.listing import list_runs, state_of
 from vla_rl.runs.run_dir import Run, open_run
 
@@ -74,6 +77,47 @@ def test_a_run_starts_while_somebody_looks_at_it_and_not_while_it_is_written(tmp
             start(tmp_path, resume=True)
 
 
+LOCKED = """
+import fcntl, sys, time
+lock = open(sys.argv[1], "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_page_is_loaded_again_when_the_run_is_killed(tmp_path: Path) -> None:
+    """Nothing is written then."""
+    run = unfinished(tmp_path / "run")
+    with subprocess.Popen([sys.executable, "-c", LOCKED, str(run / ".lock")], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        before = version(run)
+        assert "<b>running</b>" in live_page(run)
+        process.send_signal(signal.SIGKILL)
+    assert version(run) != before
+    assert "<b>stopped</b>" in live_page(run)
+
+
+def test_iterations_in_imagination_are_news_and_counted(tmp_path: Path) -> None:
+    run = make_imagined_run(tmp_path / "run")
+    (run / "result.json").unlink()
+    before = version(run)
+    assert "10 iterations &middot;" in live_page(run)
+    with (run / "imagination" / "round_1" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"iteration": 5, "success": 0.5, "kl": 0.02}) + "\n")
+    assert version(run) != before
+    assert "11 iterations &middot;" in live_page(run)
+    assert "No final evaluation yet: 11 iterations" in live_page(run)
+
+
+def test_a_stage_that_hangs_is_shown(tmp_path: Path) -> None:
+    run = unfinished(tmp_path / "run")
+    before = version(run)
+    (run / "watchdog.txt").write_text("stage 'reinforce' has not moved for 900 s\n")
+    assert version(run) != before
+    assert "has not moved for 900 s" in live_page(run)
+
+
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     run = unfinished(tmp_path / "run")
@@ -107,6 +151,16 @@ def test_the_page_shows_what_is_new_and_loads_nothing_from_elsewhere(page: tuple
     assert "ValueError: &lt;wrong&gt;" in after
     with pytest.raises(HTTPError, match="404"):
         text(url + "/../etc/passwd")
+
+
+def test_a_damaged_file_is_a_page_that_says_so_until_it_is_repaired(page: tuple[Path, str]) -> None:
+    run, url = page
+    (run / "stages.json").write_text("{")
+    damaged = text(url)
+    assert "stages.json is damaged" in damaged
+    assert f'data-version="{text(url + "/version")}"' in damaged and "location.reload" in damaged
+    (run / "stages.json").unlink()
+    assert "80 iterations" in text(url)
 
 
 def test_wrong_folders_and_ports_are_one_message(page: tuple[Path, str], tmp_path: Path) -> None:

@@ -32,9 +32,11 @@ def connect(config: ClusterConfig, *, workers: int) -> None:
 def _own_signals() -> Iterator[None]:
     """Ray takes SIGTERM for itself."""
     before = signal.getsignal(signal.SIGTERM)
-    yield
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _connect(config: ClusterConfig, *, workers: int) -> None:

@@ -205,8 +205,15 @@ def make_cluster_rollouts(
         env: VectorEnv, policy: Policy, *, failure_weight: float, seed: int, kept: int = 0, **unused: Any
     ) -> ClusterRollouts:
         connect(config, workers=min(config.collectors or shards, shards))
+        try:
+            pool = CollectorPool(
+                replace(settings, kept=kept), config, shards=shards, log=lambda event: _log(folder, event)
+            )
+        except BaseException:  # nobody has rollouts to close, and a process cannot connect twice
+            disconnect()
+            raise
         return ClusterRollouts(
-            CollectorPool(replace(settings, kept=kept), config, shards=shards, log=lambda event: _log(folder, event)),
+            pool,
             shared_starts(env, seed=seed, failure_weight=failure_weight),
             shards=shards,
             num_envs=env.spec.num_envs,

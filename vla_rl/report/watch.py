@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from functools import partial
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,9 +11,10 @@ from pathlib import Path
 
 from sims.errors import UserError
 from vla_rl.report.page import run_page
-from vla_rl.report.pieces import duration
+from vla_rl.report.pieces import document
 from vla_rl.report.run_data import read_run
-from vla_rl.runs.listing import summarize
+from vla_rl.runs.listing import state_of, summarize
+from vla_rl.runs.watchdog import WATCHDOG_FILE
 
 RELOAD = """<script>
 setInterval(async () => {
@@ -23,7 +25,11 @@ setInterval(async () => {
   if (version !== null && version !== note.dataset.version) location.reload();
 }, 2000);
 </script>"""
-MESSAGES = ("traceback.txt", "failures.jsonl")
+MESSAGES = ("traceback.txt", WATCHDOG_FILE, "failures.jsonl")
+SHOWN = (
+    *("metrics.jsonl", "stages.json", "result.json", "videos", "imitation/metrics.jsonl", *MESSAGES),
+    *("imagination/round_*/metrics.jsonl", "imagination/round_*/videos"),
+)
 TAIL = 30  # lines of a message that are shown
 
 
@@ -31,23 +37,24 @@ def live_page(run_dir: Path) -> str:
     """The report with the run's state and messages on top; the browser asks for news every two seconds."""
     run = summarize(run_dir)
     success = "" if run.success is None else f" &middot; success {100 * run.success:.0f} %"
-    state = (
-        f'<p class="lead" id="watch" data-version="{version(run_dir)}"><b>{run.state}</b> &middot; '
-        f"last complete stage: {escape(run.stage or 'none')} &middot; {run.iterations} iterations{success} &middot; "
-        f"last written {duration(run.age_s)} ago</p>"
+    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - run.age_s))
+    state = _watched(
+        run_dir,
+        f"<b>{run.state}</b> &middot; last complete stage: {escape(run.stage or 'none')} &middot; "
+        f"{run.iterations} iterations{success} &middot; last written at {written}",
     )
-    return (
-        run_page(read_run(run_dir))
-        .replace("</header>", f"</header>{state}{_messages(run_dir)}", 1)
-        .replace("</body>", f"{RELOAD}</body>", 1)
-    )
+    return run_page(read_run(run_dir)).replace("</header>", f"</header>{state}{_messages(run_dir)}", 1)
+
+
+def _watched(run_dir: Path, line: str) -> str:
+    """HTML that loads its page again when there is news."""
+    return f'<p class="lead" id="watch" data-version="{version(run_dir)}">{line}</p>{RELOAD}'
 
 
 def version(run_dir: Path) -> str:
-    """Changes whenever a file of the page does."""
-    shown = ["metrics.jsonl", "imitation/metrics.jsonl", "stages.json", "result.json", "videos", *MESSAGES]
-    times = [(run_dir / name).stat().st_mtime_ns for name in shown if (run_dir / name).exists()]
-    return f"{len(times)}-{max(times, default=0)}"
+    """Changes whenever the run's state or a file of the page does."""
+    times = [path.stat().st_mtime_ns for pattern in SHOWN for path in run_dir.glob(pattern)]
+    return f"{state_of(run_dir)}-{len(times)}-{max(times, default=0)}"
 
 
 def _messages(run_dir: Path) -> str:
@@ -65,7 +72,11 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/version":
             self._answer(version(self.run_dir), "text/plain")
         elif self.path == "/":
-            self._answer(live_page(self.run_dir), "text/html")
+            try:
+                page = live_page(self.run_dir)
+            except UserError as error:  # a file that is damaged, perhaps until it is written again
+                page = document(self.run_dir.name, [_watched(self.run_dir, escape(str(error)))])
+            self._answer(page, "text/html")
         else:
             self.send_error(404)
 

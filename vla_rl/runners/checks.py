@@ -23,7 +23,7 @@ from policies.policy import Policy, RobotSpec, set_frozen
 from policies.registry import build_policy
 from policies.residual.policy import residual_on
 from sims.errors import UserError
-from sims.registry import evaluation_starts
+from sims.registry import evaluation_starts, splits, with_split
 from sims.vector_env import EnvSpec, Observation, StartState, Step, VectorEnv
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
@@ -83,10 +83,18 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
             if imagination.clone_successes is not None:
                 _check_bc(policy, imagination.clone_successes, "imagination.clone_successes")
             _check_world_model(imagination.model, policy)
+    _check_evaluation(experiment, len(env.spec.tasks))
+
+
+def _check_evaluation(experiment: Experiment, num_tasks: int) -> None:
+    """UserError where a benchmark publishes fewer starts than are to be evaluated."""
+    evaluation = experiment.evaluation
     with naming("evaluation.episodes"):
-        evaluation_starts(
-            experiment.sim, num_tasks=len(env.spec.tasks), seed=0, episodes=experiment.evaluation.episodes
-        )
+        evaluation_starts(experiment.sim, num_tasks=num_tasks, seed=0, episodes=evaluation.episodes)
+    with naming("evaluation.control_episodes"):
+        for split in splits(experiment.sim) if evaluation.control_episodes else ():
+            there = with_split(experiment.sim, split)
+            evaluation_starts(there, num_tasks=num_tasks, seed=0, episodes=evaluation.control_episodes)
 
 
 def _check_warm_up(config: OffPolicyConfig, num_envs: int) -> None:

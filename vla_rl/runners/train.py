@@ -15,10 +15,11 @@ import torch
 
 from episodes.files import write_json
 from policies.bundle import Provenance, load_bundle, read_bundle_info, save_bundle
-from policies.policy import RobotSpec
+from policies.policy import Policy, RobotSpec
 from policies.residual.policy import ResidualConfig, residual_on
+from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
-from sims.registry import evaluation_starts, split_of, splits, with_split
+from sims.registry import SimulatorConfig, evaluation_starts, split_of, splits, with_split
 from sims.vector_env import VectorEnv
 from vla_rl.config.controls import CONTROLS
 from vla_rl.config.environments import make_env
@@ -198,15 +199,15 @@ def evaluate_bundle(run: Run, env: VectorEnv, bundle: Path, *, name: str) -> dic
 
 
 def evaluate_controls(run: Run, env: VectorEnv) -> dict[str, Any]:
-    """{controls: {name: summary}, splits: {name: summary}} of the deployed policy, from the same held-out starts.
+    """{controls: {name: summary}, splits: {name: summary}} of the deployed policy, from held-out starts of each split.
 
-    A control that would change nothing has null, and in ``not_applicable`` {name: why}. Closes ``env`` before it makes
-    those of other splits, since the workers of two environments may not fit in memory.
+    A control that would change nothing, and a split that cannot be simulated here, have null, and in ``not_applicable``
+    {name: why}. Closes ``env`` before it makes those of other splits, since the workers of two environments may not fit
+    in memory.
     """
     sim, seed = run.experiment.sim, run.experiment.evaluation_seed
     policy, episodes = load_bundle(run.bundle, device=run.device), run.experiment.evaluation.control_episodes
     starts = evaluation_starts(sim, num_tasks=len(env.spec.tasks), seed=seed, episodes=episodes)
-    evaluate = partial(evaluate_policy, policy, starts=starts, seed=seed, stochastic=False)
     other = [split for split in splits(sim) if split != split_of(sim)]
     found: dict[str, dict[str, Any]] = {"controls": {}, "splits": {}, "not_applicable": {}}
     with progress("evaluate controls", len(CONTROLS) + len(other)) as advance:
@@ -215,14 +216,30 @@ def evaluate_controls(run: Run, env: VectorEnv) -> dict[str, Any]:
                 found["controls"][control], found["not_applicable"][control] = None, reason
                 advance(note=f"{control} does not apply: {reason}")
                 continue
-            found["controls"][control] = evaluate(env=env, control=control)
-            advance(note=f"{control} {found['controls'][control]['success']:.3f}")
+            summary = evaluate_policy(policy, env, starts, seed=seed, stochastic=False, control=control)
+            found["controls"][control] = summary
+            advance(note=f"{control} {summary['success']:.3f}")
         env.close()
         for split in other:
-            with closing(make_env(with_split(sim, split))) as elsewhere:
-                found["splits"][split] = evaluate(env=elsewhere)
-            advance(note=f"{split} {found['splits'][split]['success']:.3f}")
+            there = evaluate_elsewhere(policy, with_split(sim, split), seed=seed, episodes=episodes)
+            if isinstance(there, str):
+                found["splits"][split], found["not_applicable"][split] = None, there
+                advance(note=f"{split} does not apply: {there}")
+                continue
+            found["splits"][split] = there
+            advance(note=f"{split} {there['success']:.3f}")
     return found
+
+
+def evaluate_elsewhere(policy: Policy, sim: SimulatorConfig, *, seed: int, episodes: int) -> dict[str, Any] | str:
+    """Summary in another simulator, from its own held-out starts; why not, where it cannot be made."""
+    try:
+        env = make_env(sim)
+    except UserError as error:
+        return str(error)
+    with closing(env):
+        starts = evaluation_starts(sim, num_tasks=len(env.spec.tasks), seed=seed, episodes=episodes)
+        return evaluate_policy(policy, env, starts, seed=seed, stochastic=False)
 
 
 def finish(run: Run) -> dict[str, Any]:

@@ -26,11 +26,14 @@ VIDEO_SIZE = 256  # pixels of a side
 def write_task_videos(
     policy: Policy, experiment: Experiment, env: VectorEnv, directory: Path, *, prefix: str
 ) -> list[Path]:
-    """``<prefix>_<task>[_<n>].mp4`` of the first held-out starts of every task; the same starts for every policy.
+    """``<prefix>_<number>_<task>[_<n>].mp4`` of the first held-out starts of every task; the same starts for every
+    policy. Earlier ones of ``prefix`` are deleted.
 
     The policy observes ``env``. The first camera is shown; without cameras there are no videos.
     """
     tasks, seed = env.spec.tasks, experiment.evaluation_seed
+    for earlier in directory.glob(f"{prefix}_*.mp4"):
+        earlier.unlink()
     count = len(tasks) * experiment.evaluation.videos_per_task
     if count == 0 or not env.spec.cameras:
         return []
@@ -51,14 +54,14 @@ def write_task_videos(
     paths = []
     for i, (start, (frames, success)) in enumerate(zip(starts, videos, strict=True)):
         suffix = f"_{i // len(tasks)}" if i >= len(tasks) else ""
-        path = directory / f"{prefix}_{file_name(tasks[start.task])}{suffix}.mp4"
+        path = directory / f"{prefix}_{file_name(start.task, tasks[start.task])}{suffix}.mp4"
         paths.append(write_video(path, frames, fps=env.spec.control_hz, success=success, scale=scale))
     return paths
 
 
-def file_name(task: str) -> str:
-    """An instruction as part of a file's name."""
-    return re.sub(r"[^a-z0-9]+", "_", task.lower()).strip("_")
+def file_name(number: int, task: str) -> str:
+    """A task as part of a file's name: of its instruction the Latin letters and digits, cut, so the number tells it."""
+    return f"{number}_{re.sub(r'[^a-z0-9]+', '_', task.lower())[:60]}".strip("_")
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 import time
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -19,6 +20,7 @@ from episodes.files import write_atomically
 from sims.errors import UserError
 
 METRICS_FILE = "metrics.jsonl"
+WANDB_ID = "wandb_id"  # file with the identifier of the run in Weights & Biases
 
 
 class MetricsWriter:
@@ -83,10 +85,13 @@ def check_wandb() -> None:
 
 
 def _open_wandb(project: str, run_dir: Path) -> Any:
+    """Folders of several runs have the same name, so the identifier is random."""
     import wandb
 
-    name = run_dir.resolve().name
-    return wandb.init(project=project, name=name, id=name, resume="allow", dir=str(run_dir))
+    path = run_dir / WANDB_ID
+    if not path.exists():
+        write_atomically(path, secrets.token_hex(8).encode())
+    return wandb.init(project=project, name=str(run_dir), id=path.read_text(), resume="allow", dir=str(run_dir))
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:

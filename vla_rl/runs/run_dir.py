@@ -19,12 +19,16 @@ from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.config.loader import load_config, save_config
 from vla_rl.runs.changes import check_changes
 from vla_rl.runs.checkpoint import iteration_of, latest_checkpoint
-from vla_rl.runs.metrics import read_metrics
+from vla_rl.runs.metrics import METRICS_FILE, read_metrics
 from vla_rl.runs.progress import console
 from vla_rl.runs.result import RESULT_FILE
 from vla_rl.runs.watchdog import watched
 
 CONFIG_FILE, STAGES_FILE, CHECKPOINTS = "config.yaml", "stages.json", "checkpoints"
+FIT_NOTE = "fitted_to.json"  # what a fit in the folder depends on (vla_rl/runners/fit.py)
+SWEEP_FILE = "sweep.yaml"
+# A folder that has one of them and no CONFIG_FILE is of something else: a run would take them for its own.
+OTHERS = (STAGES_FILE, METRICS_FILE, CHECKPOINTS, "bundle", FIT_NOTE, SWEEP_FILE)
 OUTCOME = (RESULT_FILE, "report.html")  # made of all stages, when the last is complete
 LOCK_S = 1.0  # how long a lock is waited for: who asks whether a run is locked holds it for an instant
 
@@ -134,8 +138,8 @@ def stage_seconds(run_dir: Path, name: str) -> float:
 def check_folder(experiment: Experiment, directory: Path, *, resume: bool) -> set[str]:
     """Completed stages that changed settings make pending again; changes nothing.
 
-    Raises UserError if the folder holds a run and ``resume`` is not set, or if it was started with settings that differ
-    and must not (``vla_rl/runs/changes.py``).
+    Raises UserError if the folder holds a run and ``resume`` is not set, if it holds something else, or if it was
+    started with settings that differ and must not (``vla_rl/runs/changes.py``).
     """
     config = directory / CONFIG_FILE
     if directory.exists() and not directory.is_dir():
@@ -143,8 +147,10 @@ def check_folder(experiment: Experiment, directory: Path, *, resume: bool) -> se
     if not config.exists():
         if resume:
             raise UserError(f"{directory} holds no run to resume; leave --resume out to start one")
-        if (directory / STAGES_FILE).exists():
-            raise UserError(f"{directory} holds a run without its {CONFIG_FILE}; choose another --run-dir")
+        if held := [name for name in OTHERS if (directory / name).exists()]:
+            raise UserError(
+                f"{directory} holds {held[0]} and no {CONFIG_FILE}: it is of something else; choose another --run-dir"
+            )
         return set()
     if not resume:
         raise UserError(f"{directory} already holds a run; add --resume to continue, or choose another --run-dir")

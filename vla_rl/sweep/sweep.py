@@ -23,12 +23,12 @@ from vla_rl.runners.checks import check_experiment
 from vla_rl.runners.train import learn, opened
 from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.progress import console
-from vla_rl.runs.run_dir import CONFIG_FILE, lock_folder, read_stages, stage_seconds
+from vla_rl.runs.run_dir import CONFIG_FILE, SWEEP_FILE, lock_folder, read_stages, stage_seconds
 from vla_rl.sweep.config import SweepConfig
 from vla_rl.sweep.space import Settings, Space, short, shown
 from vla_rl.sweep.study import STUDY_FILE, Pruned, Trials, check_optuna, open_trials
 
-SWEEP_FILE, EXPERIMENT_FILE, RESULT_FILE, PAGE = "sweep.yaml", "experiment.yaml", "sweep.json", "sweep.html"
+EXPERIMENT_FILE, RESULT_FILE, PAGE = "experiment.yaml", "sweep.json", "sweep.html"
 MAY_CHANGE = ("trials", "budget_hours", "device", "trace", "watchdog_s", "wandb")
 
 
@@ -41,8 +41,8 @@ def sweep(space: Space, folder: Path, *, resume: bool, command: str) -> dict[str
     base = check_sweep(space)
     _check_folder(folder, space, base, resume=resume)
     with lock_folder(folder):
-        save_config(space.config, folder / SWEEP_FILE)
         save_config(base, folder / EXPERIMENT_FILE)
+        save_config(space.config, folder / SWEEP_FILE)  # last: where it is, --resume goes on
         (folder / "command.txt").write_text(command + "\n")
         with open_trials(folder, space.config, base) as trials:
             result = Sweep(space, folder, trials, command).run()
