@@ -47,7 +47,7 @@ class ManiSkillGPU:
         observation, _ = self._env.reset(seed=0)
         single = single_spec(config, self._env, observation)
         self.spec = vector_spec(single, config.num_envs, self.device, backend=config.backend)
-        self._instruction = encode_instructions(single.tasks).to(self.device)
+        self._instruction = encode_instructions(single.task_instructions).to(self.device)
         self._finished = FinishedEnvs(config.num_envs, max_steps=single.max_steps, device=self.device)
         self._starts = [StartState(task=0, seed=0)] * config.num_envs
         # of running environments the present ones, of finished ones those at their end
