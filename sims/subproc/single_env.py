@@ -129,6 +129,12 @@ class DemonstratedSim(Protocol):
         ...
 
 
+def reward_fingerprint(config: Any) -> dict[str, str]:
+    """What a fingerprint says of the reward: nothing where it is sparse, as it is where there is no choice."""
+    reward = getattr(config, "reward", "sparse")
+    return {} if reward == "sparse" else {"reward": reward}
+
+
 def instruction_from(name: str) -> str:
     """Made from an identifier: 'PickCube-v1', 'my_package.envs:PickCube-v1' and 'pick_cube' all give 'pick cube'."""
     stem = re.sub(r"^.*[/:]|-v\d+$", "", name)
