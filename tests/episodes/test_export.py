@@ -14,6 +14,7 @@ from episodes.formats.export_format import ExportFormat
 from episodes.formats.exporter import export_episodes
 from episodes.formats.importer import import_episodes
 from episodes.formats.recording import ImportMapping
+from episodes.outcomes.rewards import rewarded
 from episodes.schema import Episode, EpisodeError
 from episodes.store import EpisodeStore
 from tests.episodes.episode_examples import make_episode
@@ -67,6 +68,24 @@ def test_an_exported_store_is_imported_as_it_was(tmp_path: Path, format: ExportF
         for camera in CAMERAS:
             error = np.abs(episode.images[camera].astype(int) - original.images[camera]).mean()
             assert error <= (VIDEO_ERROR if format == "lerobot" else 0), camera
+
+
+@pytest.mark.parametrize(("format", "mapping"), [("robomimic", ROBOMIMIC), ("lerobot-images", LEROBOT)])
+@pytest.mark.parametrize("first", [3, 10])
+def test_a_success_that_lasts_comes_back_with_one_reward_and_one_end(
+    tmp_path: Path, format: ExportFormat, mapping: ImportMapping, first: int
+) -> None:
+    store, out = EpisodeStore(tmp_path / "store", create=True), tmp_path / "out.hdf5"
+    images = {camera: np.zeros((11, 8, 8, 3), np.uint8) for camera in CAMERAS}
+    id = store.add(make_episode(steps=10, images=images))
+    store.label(id, "success_from", first, author="test")
+    export_episodes(store, out, format)
+    again = EpisodeStore(tmp_path / "again", create=True)
+    import_episodes(out, again, mapping)
+    original, imported = (rewarded(one, one.select()[0]) for one in (store, again))
+    assert original.reward.sum() == 1
+    for name in ("reward", "terminated", "success"):
+        np.testing.assert_array_equal(getattr(imported, name), getattr(original, name), err_msg=name)
 
 
 def test_labels_are_exported(tmp_path: Path) -> None:
