@@ -276,6 +276,16 @@ class EpisodeStore:
         _, attributes = read_directory(self.file(id))
         return unpack(arrays, attributes | {"id": id})
 
+    def fingerprint(self, entry: Entry) -> dict[str, str]:
+        """``Episode.fingerprint``, without reading the arrays. Raises CorruptEpisode where the file is damaged."""
+        file = self.file(entry.id)
+        try:
+            _, attributes = read_directory(file)
+            return dict(attributes["fingerprint"])
+        except Exception:
+            verify_archive(file)
+            raise
+
     def map(self, entry: Entry) -> Arrays:
         """The stored arrays of an episode, memory-mapped. Raises CorruptEpisode if the file is missing or truncated."""
         arrays = map_arrays(self.file(entry.id), entry.locations, size=entry.bytes)

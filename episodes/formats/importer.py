@@ -103,10 +103,13 @@ def _control_hz(recording: Recording, mapping: ImportMapping) -> float:
 def _reward(recording: Recording, mapping: ImportMapping, steps: int) -> Float32[np.ndarray, " steps"]:
     """As recorded; the last action that is kept gets what the ones after it were rewarded with. 0 without rewards.
 
-    Also 0 where the recording's rewards are its successes, and a rule says otherwise what succeeds.
+    Also 0 where the recording's rewards are its successes, and a rule says otherwise what succeeds, or a success is not
+    at the end alone: ``rewarded`` pays the first one, and ends the episode there.
     """
-    decided = mapping.success != "recorded" and recording.terminated is None
-    if recording.reward is None or (decided and np.isin(recording.reward, (0, 1)).all()):
+    if recording.reward is None:
+        return np.zeros(steps, dtype=np.float32)
+    of_success = recording.terminated is None and np.isin(recording.reward, (0, 1)).all()
+    if of_success and (mapping.success != "recorded" or recording.reward[: steps - 1].any()):
         return np.zeros(steps, dtype=np.float32)
     return np.append(recording.reward[: steps - 1], recording.reward[steps - 1 :].sum()).astype(np.float32)
 

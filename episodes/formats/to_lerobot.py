@@ -7,11 +7,13 @@ Images: H.264 (4:2:0, CRF 12: mean error of a colour about 1 to 3 of 255), or PN
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 EPISODES = "meta/episodes/chunk-000/file-000.parquet"
 TASKS_INDEX = "__index_level_0__"
+_Video = Callable[[np.ndarray], None]  # takes frames [n, height, width, 3]
 
 
 @dataclass
@@ -42,12 +45,18 @@ def write_lerobot(episodes: Iterator[Episode], root: Path, *, video: bool = True
     """``root``: the folder to make. Raises EpisodeError where pyarrow is missing or a video cannot be written."""
     written, info = _Written(), dict[str, Any]()
     for number in itertools.count():
-        group = list(itertools.islice(episodes, EPISODES_PER_FILE))
-        if not group:
+        group = itertools.islice(episodes, EPISODES_PER_FILE)
+        first = next(group, None)
+        if first is None:
             break
-        info = info or _info(group[0], video=video)
+        info = info or _info(first, video=video)
         place = {"chunk_index": number // FILES_PER_CHUNK, "file_index": number % FILES_PER_CHUNK}
-        _write_group(group, root, place, written, video=video)
+        with contextlib.ExitStack() as opened:
+            videos = {}
+            for camera, frames in first.images.items() if video else ():
+                path = root / VIDEO.format(video_key=f"observation.images.{camera}", **place)
+                videos[camera] = opened.enter_context(_mp4(path, frames.shape[1:3], hz=first.control_hz))
+            _write_group(itertools.chain([first], group), root, place, written, videos)
     total = {"total_episodes": len(written.rows), "total_frames": written.frames, "total_tasks": len(written.tasks)}
     _write_json(root / "meta/info.json", info | total | {"splits": {"train": f"0:{len(written.rows)}"}})
     _write_json(root / "meta/stats.json", {name: stats.summary() for name, stats in written.stats.items()})
@@ -57,18 +66,18 @@ def write_lerobot(episodes: Iterator[Episode], root: Path, *, video: bool = True
 
 
 def _write_group(
-    group: Sequence[Episode], root: Path, place: dict[str, int], written: _Written, *, video: bool
+    group: Iterable[Episode], root: Path, place: dict[str, int], written: _Written, videos: Mapping[str, _Video]
 ) -> None:
-    """One data file, and one video for each camera."""
-    cameras, hz = list(group[0].images), group[0].control_hz
+    """One data file, whose images go into ``videos``, by camera, if there are any. One episode is in memory at once."""
     tables, in_file = [], 0
     for episode in group:
+        hz = episode.control_hz
         length, number = len(episode.state), len(written.rows)
         task = written.tasks.setdefault(episode.instruction, len(written.tasks))
         row: dict[str, Any] = {"episode_index": number, "tasks": [episode.instruction], "length": length}
         row |= {f"data/{key}": value for key, value in place.items()}
         row |= {"dataset_from_index": written.frames, "dataset_to_index": written.frames + length}
-        for key in (f"videos/observation.images.{camera}" for camera in cameras if video):
+        for key in (f"videos/observation.images.{camera}" for camera in videos):
             row |= {f"{key}/{name}": value for name, value in place.items()}
             row |= {f"{key}/from_timestamp": in_file / hz, f"{key}/to_timestamp": (in_file + length) / hz}
         row |= {f"meta/episodes/{key}": 0 for key in place}
@@ -77,15 +86,16 @@ def _write_group(
             written.stats.setdefault(name, _Statistics()).add(np.asarray(columns[name], dtype=np.float64))
         for camera, frames in episode.images.items():
             name = f"observation.images.{camera}"
-            written.stats.setdefault(name, _Statistics()).add(frames.reshape(-1, 3) / 255.0, shape=(3, 1, 1))
-            columns |= {} if video else {name: [{"bytes": _png(frame), "path": None} for frame in frames]}
+            for frame in frames:
+                written.stats.setdefault(name, _Statistics()).add(frame.reshape(-1, 3) / 255.0, shape=(3, 1, 1))
+            if videos:
+                videos[camera](frames)
+            else:
+                columns[name] = [{"bytes": _png(frame), "path": None} for frame in frames]
         tables.append(columns)
         written.rows.append(row)
         written.frames, in_file = written.frames + length, in_file + length
     _write_table(root / DATA.format(**place), {key: [v for table in tables for v in table[key]] for key in tables[0]})
-    for camera in cameras if video else ():
-        path = root / VIDEO.format(video_key=f"observation.images.{camera}", **place)
-        _write_mp4(path, (episode.images[camera] for episode in group), hz=hz)
 
 
 def _columns(episode: Episode, *, number: int, first: int, task: int) -> dict[str, list[Any]]:
@@ -176,23 +186,27 @@ def _png(frame: np.ndarray) -> bytes:
     return out.getvalue()
 
 
-def _write_mp4(path: Path, parts: Iterable[np.ndarray], *, hz: float) -> None:
-    """The frames of all parts, one after another, with a keyframe every second one: they are read in any order."""
+@contextlib.contextmanager
+def _mp4(path: Path, size: Sequence[int], *, hz: float) -> Iterator[_Video]:
+    """Frames of ``size`` (height, width), one after another, with a keyframe every second one: they are read in any
+    order. Raises EpisodeError where it cannot be written."""
     import imageio_ffmpeg
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    parts = iter(parts)
-    first = next(parts)
-    height, width = first.shape[1:3]
+    height, width = size
     if height % 2 or width % 2:
         raise EpisodeError(f"videos need even sizes, images are {height} x {width}; export with --to lerobot-images")
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "rgb24"]
     command += ["-s", f"{width}x{height}", "-r", str(hz), "-i", "-", "-c:v", "libx264", "-pix_fmt", "yuv420p"]
     command += ["-crf", "12", "-g", "2", "-bf", "0", "-movflags", "+faststart", str(path)]
-    frames = b"".join(part.tobytes() for part in (first, *parts))
-    done = subprocess.run(command, input=frames, capture_output=True, check=False)
-    if done.returncode != 0:
-        raise EpisodeError(f"{path}: ffmpeg could not write it: {done.stderr.decode(errors='replace').strip()}")
+    with tempfile.TemporaryFile() as said, subprocess.Popen(command, stdin=subprocess.PIPE, stderr=said) as ffmpeg:
+        pipe = ffmpeg.stdin
+        assert pipe is not None
+        with contextlib.suppress(BrokenPipeError), pipe:  # it says below why it ended
+            yield lambda frames: pipe.writelines(frame.tobytes() for frame in frames)
+        if ffmpeg.wait() != 0:
+            said.seek(0)
+            raise EpisodeError(f"{path}: ffmpeg could not write it: {said.read().decode(errors='replace').strip()}")
 
 
 def _write_json(path: Path, value: Any) -> None:

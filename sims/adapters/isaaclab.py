@@ -15,7 +15,7 @@ from sims.adapters.finished_envs import FinishedEnvs
 from sims.adapters.isaaclab_app import is_version_3, launch, start_app
 from sims.errors import UserError
 from sims.numbers.ranges import Names, PositiveFloat, PositiveInt
-from sims.subproc.single_env import Reward, instruction_from, seed32
+from sims.subproc.single_env import Reward, instruction_from, reward_fingerprint, seed32
 from sims.vector_env import CannotCapture, EnvSpec, Observation, StartState, Step, encode_instructions
 
 
@@ -82,6 +82,7 @@ class IsaacLabEnv:
                 "isaaclab": _version("isaaclab"),
                 "isaacsim": _version("isaacsim"),
                 "quaternions": "xyzw" if version_3 else "wxyz",  # Isaac Lab 3.0's migration guide
+                **reward_fingerprint(config),
             },
             can_capture=False,
         )

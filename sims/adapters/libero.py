@@ -116,6 +116,12 @@ class LiberoConfig:
         return self.suite + PRO_SUFFIX.get(self.split, "")
 
 
+def task_name(instructions: Sequence[str], number: int) -> str:
+    """The task's instruction, of those of all; with its number where another task of the suite has the same."""
+    instruction = instructions[number]
+    return f"{instruction} (task {number})" if instructions.count(instruction) > 1 else instruction
+
+
 def fixed_starts(num_tasks: int) -> list[tuple[int, int]]:
     """(task, seed) of the benchmark's episodes in its order: fifty of the first task, then of the next.
 
@@ -158,6 +164,7 @@ class Libero:
         self._cameras: dict[int, MujocoCameras] = {}
         self._observed: dict[int, Any] = {}
         self._fixed = [np.asarray(self._suite.get_task_init_states(number)) for number in self._tasks]
+        instructions = [self._instruction(number) for number in range(self._suite.get_num_tasks())]
         self.spec = SingleSpec(
             name=config.suite_of_files,
             action_dim=ACTION_DIM,
@@ -166,7 +173,8 @@ class Libero:
             image_size=config.image_size,
             control_hz=20.0,
             max_steps=config.max_steps or MAX_STEPS[config.suite],
-            tasks=tuple(self._instruction(number) for number in self._tasks),
+            tasks=tuple(task_name(instructions, number) for number in self._tasks),
+            instructions=tuple(instructions[number] for number in self._tasks),
             fingerprint={
                 **{name: importlib.metadata.version(name) for name in VERSIONS},
                 "images": IMAGES[config.orientation],

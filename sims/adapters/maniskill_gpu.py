@@ -20,7 +20,7 @@ from sims.adapters.maniskill import (
     render,
     single_spec,
 )
-from sims.subproc.single_env import seed32
+from sims.subproc.single_env import reward_fingerprint, seed32
 from sims.subproc.vector_env import SubprocVectorEnv, vector_spec
 from sims.vector_env import Observation, StartState, Step, VectorEnv, encode_instructions
 
@@ -46,8 +46,9 @@ class ManiSkillGPU:
         self._low, self._high = (torch.tensor(bound, dtype=torch.float32, device=self.device) for bound in (low, high))
         observation, _ = self._env.reset(seed=0)
         single = single_spec(config, self._env, observation)
-        self.spec = vector_spec(single, config.num_envs, self.device, backend=config.backend)
-        self._instruction = encode_instructions(single.tasks).to(self.device)
+        versions = {"backend": config.backend, **reward_fingerprint(config)}
+        self.spec = vector_spec(single, config.num_envs, self.device, **versions)
+        self._instruction = encode_instructions(single.task_instructions).to(self.device)
         self._finished = FinishedEnvs(config.num_envs, max_steps=single.max_steps, device=self.device)
         self._starts = [StartState(task=0, seed=0)] * config.num_envs
         # of running environments the present ones, of finished ones those at their end

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
+from sims.errors import UserError
+
 # sparse: 1 for success, which ends the episode. shaped: the simulator's own, which can pay more for not succeeding.
 Reward = Literal["sparse", "shaped"]
 
@@ -30,8 +32,8 @@ Reward = Literal["sparse", "shaped"]
 class SingleSpec:
     """EnvSpec of one environment.
 
-    ``image_size``: (height, width) in pixels. ``tasks``: the instructions. ``fingerprint``: versions that a result
-    depends on.
+    ``image_size``: (height, width) in pixels. ``tasks``: distinct names. ``instructions``: what a policy is told in
+    each of them; empty: the names. ``fingerprint``: versions that a result depends on. Raises UserError.
     """
 
     name: str
@@ -42,7 +44,19 @@ class SingleSpec:
     control_hz: float
     max_steps: int
     tasks: tuple[str, ...]
+    instructions: tuple[str, ...] = ()
     fingerprint: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        if len(set(self.tasks)) != len(self.tasks):
+            raise UserError(f"{self.name} has two tasks of one name, which results would not tell apart: {self.tasks}")
+        if self.instructions and len(self.instructions) != len(self.tasks):
+            raise UserError(f"{self.name} has {len(self.tasks)} tasks and {len(self.instructions)} instructions")
+
+    @property
+    def task_instructions(self) -> tuple[str, ...]:
+        """What a policy is told, by task."""
+        return self.instructions or self.tasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +127,12 @@ class DemonstratedSim(Protocol):
     def demonstrate(self) -> np.ndarray:
         """The expert's next action, float [A]; the episode does not advance."""
         ...
+
+
+def reward_fingerprint(config: Any) -> dict[str, str]:
+    """What a fingerprint says of the reward: nothing where it is sparse, as it is where there is no choice."""
+    reward = getattr(config, "reward", "sparse")
+    return {} if reward == "sparse" else {"reward": reward}
 
 
 def instruction_from(name: str) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from sims.chunk import ChunkStep
 from sims.errors import UserError
 from sims.subproc.image_slots import ImageSlots
-from sims.subproc.single_env import SimulatorClass, SingleSpec
+from sims.subproc.single_env import SimulatorClass, SingleSpec, reward_fingerprint
 from sims.subproc.worker_group import PoolConfig, WorkerFailure, WorkerGroup
 from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_instructions
 
@@ -46,8 +46,8 @@ class SubprocVectorEnv:
         assert self._group.memory is not None
         self._memory = self._group.memory
         single = self._memory.spec
-        self.spec = vector_spec(single, n, torch.device("cpu"))
-        self._task_instructions = encode_instructions(single.tasks)
+        self.spec = vector_spec(single, n, torch.device("cpu"), **reward_fingerprint(config))
+        self._task_instructions = encode_instructions(single.task_instructions)
         self._demonstrates = self._group.workers[0].demonstrates  # a worker that replaces it has not said so at once
         self._starts = [StartState(task=0, seed=0)] * n
         self._instructions = self._task_instructions[[0] * n]  # handed out without a copy: replaced, never changed
@@ -227,5 +227,6 @@ class PoolExpert:
 def vector_spec(single: SingleSpec, num_envs: int, device: torch.device, **fingerprint: str) -> EnvSpec:
     """Of ``num_envs`` such environments on ``device``; ``fingerprint``: what is added to that of one."""
     fields = {field.name: getattr(single, field.name) for field in dataclasses.fields(single)}
+    del fields["instructions"]
     fields["fingerprint"] = {**single.fingerprint, **fingerprint}
     return EnvSpec(**fields, num_envs=num_envs, device=device)

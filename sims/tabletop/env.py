@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sims.devices.constant import constant
+from sims.subproc.single_env import reward_fingerprint
 from sims.tabletop.backend import open_backend
 from sims.tabletop.config import TabletopConfig
 from sims.tabletop.demonstrators.registry import DEMONSTRATORS, Demonstrator
@@ -97,6 +98,7 @@ class TabletopEnv:
                 "model": model_hash(),
                 "backend": config.backend,
                 "renderer": self.backend.renderer,
+                **reward_fingerprint(config),
             },
             action_delay=config.action_delay,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import h5py
@@ -14,6 +15,8 @@ from episodes.formats.export_format import ExportFormat
 from episodes.formats.exporter import export_episodes
 from episodes.formats.importer import import_episodes
 from episodes.formats.recording import ImportMapping
+from episodes.formats.to_lerobot import write_lerobot
+from episodes.outcomes.rewards import rewarded
 from episodes.schema import Episode, EpisodeError
 from episodes.store import EpisodeStore
 from tests.episodes.episode_examples import make_episode
@@ -69,6 +72,24 @@ def test_an_exported_store_is_imported_as_it_was(tmp_path: Path, format: ExportF
             assert error <= (VIDEO_ERROR if format == "lerobot" else 0), camera
 
 
+@pytest.mark.parametrize(("format", "mapping"), [("robomimic", ROBOMIMIC), ("lerobot-images", LEROBOT)])
+@pytest.mark.parametrize("first", [3, 10])
+def test_a_success_that_lasts_comes_back_with_one_reward_and_one_end(
+    tmp_path: Path, format: ExportFormat, mapping: ImportMapping, first: int
+) -> None:
+    store, out = EpisodeStore(tmp_path / "store", create=True), tmp_path / "out.hdf5"
+    images = {camera: np.zeros((11, 8, 8, 3), np.uint8) for camera in CAMERAS}
+    id = store.add(make_episode(steps=10, images=images))
+    store.label(id, "success_from", first, author="test")
+    export_episodes(store, out, format)
+    again = EpisodeStore(tmp_path / "again", create=True)
+    import_episodes(out, again, mapping)
+    original, imported = (rewarded(one, one.select()[0]) for one in (store, again))
+    assert original.reward.sum() == 1
+    for name in ("reward", "terminated", "success"):
+        np.testing.assert_array_equal(getattr(imported, name), getattr(original, name), err_msg=name)
+
+
 def test_labels_are_exported(tmp_path: Path) -> None:
     store = recorded(tmp_path / "store")
     first, second, third = (entry.id for entry in store.select())
@@ -121,6 +142,29 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
         export_episodes(other, tmp_path / "out.hdf5", "robomimic")
     with pytest.raises(EpisodeError, match="exists; choose another --out"):
         export_episodes(other, tmp_path / "store", "lerobot")
+
+
+@pytest.mark.parametrize("jpeg_quality", [None, 90])
+def test_a_video_is_written_without_holding_its_frames(tmp_path: Path, jpeg_quality: int | None) -> None:
+    store = EpisodeStore(tmp_path / "store", create=True, jpeg_quality=jpeg_quality)
+    frames = np.random.default_rng(0).integers(0, 256, (21, 1, 1, 3), dtype=np.uint8).repeat(128, 1).repeat(128, 2)
+    for seed in range(16):
+        store.add(make_episode(steps=20, seed=seed, images={"front": frames}))
+    export_episodes(store, tmp_path / "first", "lerobot")  # imports what it needs
+    tracemalloc.start()
+    export_episodes(store, tmp_path / "out", "lerobot")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 * frames.nbytes / 2
+
+
+def test_a_video_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    store = recorded(tmp_path / "store")
+    file = tmp_path / "out/videos/observation.images.front/chunk-000/file-000.mp4"
+    file.parent.mkdir(parents=True)
+    file.symlink_to(tmp_path / "missing" / "file")
+    with pytest.raises(EpisodeError, match=r"file-000\.mp4: ffmpeg could not write it: .*No such file or directory"):
+        write_lerobot((store.read(entry.id) for entry in store.select()), tmp_path / "out")
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,7 @@ class CountingConfig:
     """``goal``: success when the position reaches it. ``fault``: what happens at the step that the seed names.
 
     ``preload``: modules to import; the fingerprint has those that are imported. ``stderr_bytes``: written per step.
+    ``instructions``: of its two tasks, where they are not their names.
     """
 
     name: Literal["counting"] = "counting"
@@ -40,6 +41,7 @@ class CountingConfig:
     fault: Literal["none", "raise", "segfault", "hang", "stop", "exit", "construct", "observe"] = "none"
     preload: tuple[str, ...] = ()
     stderr_bytes: int = 0
+    instructions: tuple[str, ...] = ()
     latency: Latency = field(default_factory=Latency)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
 
@@ -65,7 +67,7 @@ class Counting:
         self.spec = SingleSpec(
             name="counting", action_dim=2, state_dim=3, cameras=("front", "wrist"),
             image_size=(config.image_side, config.image_side), control_hz=10.0, max_steps=config.max_steps,
-            tasks=("go up", "go down"),
+            tasks=("go up", "go down"), instructions=config.instructions,
             fingerprint={"preloaded": " ".join(name for name in config.preload if name in sys.modules)},
         )  # fmt: skip
 

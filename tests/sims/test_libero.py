@@ -13,11 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sims.adapters.libero import MAX_STEPS, PUBLISHED, Libero, LiberoConfig, axis_angle, fixed_starts, score_table
+from sims.adapters.libero import (
+    MAX_STEPS,
+    PUBLISHED,
+    Libero,
+    LiberoConfig,
+    axis_angle,
+    fixed_starts,
+    score_table,
+    task_name,
+)
 from sims.errors import UserError
 from sims.experts.libero import has_expert
 from sims.install import interpreter
 from sims.subproc.vector_env import SubprocVectorEnv
+from sims.vector_env import StartState, decode_instructions
 from tests.sims import libero_and_original
 
 installed = pytest.mark.skipif(interpreter("libero") is None, reason="vla-rl sims install libero")
@@ -62,6 +72,24 @@ def test_goals_that_the_expert_reaches() -> None:
     assert has_expert([["on", "bowl_1", "wooden_cabinet_1_top_side"]])
     assert not has_expert([["on", "bowl_1", "plate_1"], ["turnon", "flat_stove_1"]])
     assert not has_expert([["in", "bowl_1", "wooden_cabinet_1_top_region"]])
+
+
+def test_a_task_has_its_number_in_its_name_where_another_has_the_same_instruction() -> None:
+    said = ["open the drawer", "close the drawer", "open the drawer"]
+    names = [task_name(said, number) for number in range(3)]
+    assert names == ["open the drawer (task 0)", "close the drawer", "open the drawer (task 2)"]
+
+
+@installed
+def test_tasks_of_libero_90_that_share_an_instruction_have_two_names() -> None:
+    env = SubprocVectorEnv(LiberoConfig(suite="libero_90", tasks=(7, 11), cameras=(), num_envs=2), Libero)
+    said = "open the top drawer of the cabinet"
+    try:
+        assert env.spec.tasks == (f"{said} (task 7)", f"{said} (task 11)")
+        env.reset(start=[StartState(task=task, seed=100) for task in range(2)])
+        assert decode_instructions(env.observe().instruction) == [said, said]
+    finally:
+        env.close()
 
 
 @installed

@@ -1,5 +1,6 @@
 """A scene of the user's own: the shipped example is solved, wrong files are refused with one message."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,6 +112,13 @@ def test_a_wrong_scene_is_one_message(tmp_path: Path, old: str, new: str, messag
     assert old in text
     (tmp_path / "scene.yaml").write_text(text.replace(old, new))
     with pytest.raises(UserError, match=message):
+        MujocoScene(MujocoSceneConfig(scene=tmp_path / "scene.yaml"))
+
+
+def test_two_tasks_of_one_instruction_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "two_arms.xml").write_text(EXAMPLE.with_suffix(".xml").read_text())
+    (tmp_path / "scene.yaml").write_text(re.sub("instruction: .*", "instruction: push", EXAMPLE.read_text()))
+    with pytest.raises(UserError, match=r"scene has two tasks of one name, .*: \('push', 'push'\)"):
         MujocoScene(MujocoSceneConfig(scene=tmp_path / "scene.yaml"))
 
 

@@ -21,7 +21,7 @@ from sims.subproc.fork_server_process import has_ended
 from sims.subproc.vector_env import SubprocVectorEnv
 from sims.subproc.worker_config import WorkerConfig
 from sims.subproc.worker_group import SimulatorFailure
-from sims.vector_env import StartState
+from sims.vector_env import StartState, decode_instructions
 from sims.verification.conformance import WithoutAdvance
 from tests.sims.counting import FAULT_SEED, Counting, CountingConfig
 
@@ -140,6 +140,13 @@ def test_capture_and_restore() -> None:
         env.reset([1], start=starts(5))
         again = env.advance(UP.expand(2, 2, 2), 0.5)
         assert again.reward[0] == after.reward[1]
+
+
+def test_tasks_that_share_an_instruction_are_told_apart_and_policies_are_told_the_instruction() -> None:
+    with pool(num_envs=2, instructions=("go", "go")) as env:
+        env.reset(start=[StartState(task=0, seed=1), StartState(task=1, seed=1)])
+        assert decode_instructions(env.observe().instruction) == ["go", "go"]
+        assert env.spec.tasks == ("go up", "go down")
 
 
 def test_expert_acts_in_each_environment() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -115,6 +116,22 @@ def test_failed_demonstrations_are_kept_where_they_are_asked_for(tmp_path: Path)
     succeeded = sum(counts["episodes"] for counts in result["per_task"].values())
     assert result["episodes"] == result["attempts"] == len(entries) == 30
     assert 0 < succeeded == sum(entry.success for entry in entries) < 30
+
+
+def test_failed_demonstrations_of_a_task_without_a_success_are_kept_without_an_error(tmp_path: Path) -> None:
+    sim = TabletopConfig(tasks=("reach",), num_envs=2, cameras=(), max_steps=4)
+    result = collect(Experiment(sim=sim), episodes=2, out=tmp_path / "store", failures=True)
+    assert result == {"episodes": 2, "attempts": 2, "per_task": {"reach": {"episodes": 0, "attempts": 2}}}
+
+
+@pytest.mark.parametrize("reward", ["sparse", "shaped"])
+def test_episodes_say_with_which_reward_they_were_recorded(tmp_path: Path, reward: Literal["sparse", "shaped"]) -> None:
+    sim = TabletopConfig(tasks=("reach",), num_envs=1, cameras=(), max_steps=4, reward=reward)
+    experiment = Experiment(sim=sim, start=Imitation(missing_tasks="skip"))
+    collect(experiment, episodes=1, out=tmp_path / "store", failures=True)
+    with EpisodeStore(tmp_path / "store") as store:
+        (entry,) = store.select()
+        assert store.fingerprint(entry).get("reward", "sparse") == reward
 
 
 def test_episodes_of_a_policy_are_recorded_whether_they_succeed_or_not(tmp_path: Path) -> None:

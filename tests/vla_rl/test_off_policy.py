@@ -487,6 +487,39 @@ def test_a_learned_reward_is_refused_beside_demonstrations_that_it_does_not_pay(
     check(classifier)
 
 
+SHAPED = {"reward": "shaped"}
+
+
+@pytest.mark.parametrize(("recorded", "pays"), [({}, SHAPED), (SHAPED, {})])
+def test_episodes_with_another_reward_than_the_simulators_are_refused(
+    tmp_path: Path, store: Path, recorded: dict[str, str], pays: dict[str, str]
+) -> None:
+    """Unless none are drawn; a labelled episode has the sparse reward of its outcome, whatever was recorded."""
+    env, bundle, other = PointEnv(num_envs=4), tmp_path / "bundle", EpisodeStore(tmp_path / "store", create=True)
+    env.spec = dataclasses.replace(env.spec, fingerprint=pays)
+    with EpisodeStore(store) as opened:
+        given = opened.read(opened.select()[0].id)
+    id = other.add(dataclasses.replace(given, fingerprint=recorded))
+    torch.manual_seed(0)
+    save_bundle(residual_on(build_policy(CONFIGS["gaussian"], RobotSpec.of(env.spec)), TD3), bundle)
+
+    def check(**settings: Any) -> None:
+        algorithm = dataclasses.replace(SMALL, stores=(other.path,), **settings)
+        experiment = Experiment(device="cpu", start=FromBundle(path=bundle), algorithm=algorithm)
+        check_experiment(experiment, env, start=bundle)
+
+    said = "it is shaped, .* with sparse" if pays else "it is sparse, .* with shaped"
+    with pytest.raises(UserError, match=f"'sim.reward': {said} rewards"):
+        check()
+    check(demonstration_share=0.0)
+    other.label(id, "success", True, author="me")
+    if pays:
+        with pytest.raises(UserError, match=f"'sim.reward': {said} rewards"):
+            check()
+    else:
+        check()
+
+
 # -- learning ---------------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from episodes.catalog import Entry
-from episodes.overlays import DELETED, outcome_labelled
+from episodes.overlays import DELETED, outcome_labelled, outcome_unknown
 from episodes.store import EVERYTHING, EpisodeStore, Selection
 from policies.backbone import load_backbone
 from policies.bundle import load_bundle
@@ -29,7 +29,7 @@ from vla_rl.algorithms.bc import BCConfig
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.registry import AnyAlgorithmConfig, build_algorithm
-from vla_rl.config.experiment import Experiment, Imitation
+from vla_rl.config.experiment import Experiment, FromBundle, Imitation
 from vla_rl.config.imagination import WorldModelConfig
 from vla_rl.rewards.registry import ClassifierConfig, OutcomeConfig, with_reward
 from vla_rl.rollouts.collector import Collector
@@ -67,6 +67,9 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
             _check_demonstrated_reward(experiment)
         if isinstance(experiment.algorithm, OffPolicyConfig):
             check_stores(experiment.algorithm.stores or (), env.spec, "algorithm.stores", where=EVERYTHING)
+            if _draws_recorded(experiment.algorithm):
+                with naming("sim.reward"):
+                    _check_recorded_reward(_drawn_stores(experiment.algorithm, experiment.start), env.spec)
         with naming("algorithm"):
             elsewhere = experiment.algorithm.rollout_shards > 1 or experiment.algorithm.staleness > 0 or collects
             placed = Collector if elsewhere else None
@@ -114,14 +117,12 @@ def _check_demonstrated_reward(experiment: Experiment) -> None:
     A learned reward pays for the latter alone. Recorded episodes agree with it where it is a success classifier's and
     each of them is labelled: both then pay 1 for success (vla_rl/replay/demonstrations.py).
     """
-    algorithm, start = experiment.algorithm, experiment.start
+    algorithm = experiment.algorithm
     if isinstance(experiment.reward, OutcomeConfig) or not isinstance(algorithm, OffPolicyConfig):
         return
-    if not algorithm.demonstration_share and not algorithm.offline_iterations:
+    if not _draws_recorded(algorithm):
         return
-    stores = algorithm.stores
-    if stores is None and isinstance(start, Imitation) and start.store is not None:
-        stores = (start.store,)
+    stores = _drawn_stores(algorithm, experiment.start)
     if isinstance(experiment.reward, ClassifierConfig) and stores and all(map(_all_labelled, stores)):
         return
     raise UserError(
@@ -129,6 +130,33 @@ def _check_demonstrated_reward(experiment: Experiment) -> None:
         "their own: set algorithm.demonstration_share and offline_iterations to 0, or use reward outcome. With a "
         "classifier give a store whose episodes are all labelled (EpisodeStore.label)"
     )
+
+
+def _draws_recorded(algorithm: OffPolicyConfig) -> bool:
+    return bool(algorithm.demonstration_share or algorithm.offline_iterations)
+
+
+def _drawn_stores(algorithm: OffPolicyConfig, start: Imitation | FromBundle) -> tuple[Path, ...]:
+    """Stores of recorded episodes; none where the run records its own."""
+    if algorithm.stores is None and isinstance(start, Imitation) and start.store is not None:
+        return (start.store,)
+    return algorithm.stores or ()
+
+
+def _check_recorded_reward(stores: Sequence[Path], spec: EnvSpec) -> None:
+    """UserError where episodes of these stores are drawn with another reward than the simulator's."""
+    pays = spec.fingerprint.get("reward", "sparse")
+    for path in stores:
+        with EpisodeStore(path) as store:
+            for entry, labels in store.select_labelled():
+                said = outcome_labelled(labels) or outcome_unknown(labels)
+                paid = "sparse" if said else store.fingerprint(entry).get("reward", "sparse")
+                if paid != pays:
+                    raise UserError(
+                        f"it is {pays}, and {path} has episodes with {paid} rewards (imported and labelled ones have "
+                        f"sparse ones): set it to {paid}, give a store that was recorded with it, or set "
+                        "algorithm.demonstration_share and offline_iterations to 0"
+                    )
 
 
 def _all_labelled(path: Path) -> bool:

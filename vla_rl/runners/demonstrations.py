@@ -130,8 +130,8 @@ def demonstrate(
     ``failures`` counted and kept, tasks in turn; a task at which the expert almost never succeeds is given up
     (``Attempts``). No
     more environments run than episodes are still needed, so that the store does not favor short episodes. UserError if
-    the environment has no expert, the expert succeeds at no task, or a task is missing and start.missing_tasks does not
-    allow it.
+    the environment has no expert, the expert succeeds at no task, or a task is missing without ``failures`` and
+    start.missing_tasks does not allow it.
     """
     start = imitation_of(experiment)
     expert = _with_expert(env).expert(noise=start.noise, seed=spawn_seed(experiment.seed, "expert"))
@@ -149,7 +149,7 @@ def demonstrate(
             observe_every=start.observe_every,
             on_recorded=advance,
         )
-    if start.missing_tasks == "error":
+    if start.missing_tasks == "error" and not failures:
         _refuse_missing(env.spec.tasks, attempts)
     return {"episodes": recorder.recorded, "attempts": recorder.ended, "per_task": attempts.per_task(env.spec.tasks)}
 
