@@ -1,6 +1,7 @@
 """The functions behind ``vla-rl data info``, ``verify``, ``rebuild``, ``merge`` and ``compact``.
 
-Each returns {path, episodes, steps, observations, bytes, successes, tasks, sources, splits, corrupt} for JSON.
+Each returns {path, episodes, steps, observations, bytes, successes, tasks, sources, splits, corrupt} for JSON; files
+that are named in ``corrupt`` are not counted.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ def _unusable(store: EpisodeStore) -> set[str]:
 
 
 def _summary(store: EpisodeStore, corrupt: set[str]) -> dict[str, Any]:
-    entries = store.select()
+    entries = [entry for entry in store.select() if store.file(entry.id).name not in corrupt]
     return {
         "path": str(store.path),
         "episodes": len(entries),

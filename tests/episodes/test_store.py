@@ -267,6 +267,20 @@ def test_truncated_files_are_reported_by_info_verify_and_read(tmp_path):
     assert (tmp_path / name).exists()
 
 
+def test_damaged_episodes_are_not_counted_before_and_after_a_rebuild(tmp_path):
+    with EpisodeStore(tmp_path, create=True) as store:
+        altered, truncated, _ = (store.file(store.add(make_episode(seed=i))) for i in range(3))
+    flip(altered, altered.stat().st_size // 2)
+    os.truncate(truncated, truncated.stat().st_size - 100)
+
+    def counted():
+        return [[of[key] for key in ("episodes", "steps", "successes")] for of in (info(tmp_path), verify(tmp_path))]
+
+    assert counted() == [[2, 12, 2], [1, 6, 1]]
+    rebuild(tmp_path)
+    assert counted() == [[2, 12, 2], [1, 6, 1]]
+
+
 def test_verify_detects_a_flipped_bit_anywhere(tmp_path):
     with EpisodeStore(tmp_path, create=True) as store:
         file = store.file(store.add(make_episode()))
