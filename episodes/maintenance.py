@@ -43,7 +43,7 @@ def verify(path: str | Path) -> dict[str, Any]:
 
 
 def rebuild(path: str | Path) -> dict[str, Any]:
-    """Delete the catalog and write it again from the episode files, then ``info``."""
+    """Write the catalog again from the episode files, then ``info``."""
     with EpisodeStore(path) as store:
         store.rebuild()
     return info(path)

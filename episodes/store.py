@@ -348,11 +348,13 @@ class EpisodeStore:
     # -- the catalog -----------------------------------------------------------------------------------------------
 
     def rebuild(self) -> None:
-        """Delete the catalog and write it again from the episode files."""
+        """Write the catalog again from the episode files; stores that are open meanwhile see the new one."""
         with self._repair_lock():
-            self._catalog.close()
-            delete_catalog(self.path)
-            self._catalog = self._open_catalog()
+            try:
+                self._synchronized(self._catalog, anew=True)
+            except sqlite3.DatabaseError as error:
+                self._catalog.close()
+                self._catalog = self._replace_catalog(error)
 
     def _open_catalog(self) -> Catalog:
         try:
@@ -378,8 +380,11 @@ class EpisodeStore:
             return self._synchronized(Catalog(None))
         raise EpisodeError(f"{self.path}: the catalog cannot be used: {error}") from error
 
-    def _synchronized(self, catalog: Catalog) -> Catalog:
-        """Add files that are not in the catalog, remove missing ones, delete temporary files of killed writers."""
+    def _synchronized(self, catalog: Catalog, *, anew: bool = False) -> Catalog:
+        """Add files that are not in the catalog, remove missing ones, delete temporary files of killed writers.
+
+        ``anew``: read the files that are in it again, too.
+        """
         known, on_disk = catalog.ids(), set()
         for item in os.scandir(self.path):
             if item.name.startswith(_PREFIX) and item.name.endswith(_SUFFIX):
@@ -389,15 +394,14 @@ class EpisodeStore:
                     if time.time() - item.stat().st_mtime > _STALE_S:
                         os.unlink(item.path)
         self.corrupt, found = {}, []
-        for id in sorted(on_disk - known):
+        for id in sorted(on_disk if anew else on_disk - known):
             try:
                 found.append(read_entry(self.file(id)))
             except CorruptEpisode as error:
                 self.corrupt[self.file(id).name] = str(error)
-        if gone := known - on_disk:
-            catalog.remove(gone)
-        if found:
-            catalog.add(found)
+        outdated = known if anew else known - on_disk
+        if outdated or found:
+            catalog.replace(outdated, found)
         return catalog
 
     @contextlib.contextmanager

@@ -281,6 +281,17 @@ def test_damaged_episodes_are_not_counted_before_and_after_a_rebuild(tmp_path):
     assert counted() == [[2, 12, 2], [1, 6, 1]]
 
 
+def test_a_store_that_was_open_during_a_rebuild_sees_what_others_add(tmp_path):
+    with EpisodeStore(tmp_path, create=True) as before:
+        first = before.add(make_episode())
+        rebuild(tmp_path)
+        with EpisodeStore(tmp_path) as after:
+            second = after.add(make_episode(seed=1))
+            third = before.add(make_episode(seed=2))
+            for store in (before, after):
+                assert [entry.id for entry in store.select()] == [first, second, third]
+
+
 def test_verify_detects_a_flipped_bit_anywhere(tmp_path):
     with EpisodeStore(tmp_path, create=True) as store:
         file = store.file(store.add(make_episode()))
