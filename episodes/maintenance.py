@@ -124,7 +124,7 @@ def compact(path: str | Path) -> dict[str, Any]:
         read = {store.file(entry.id) for entry, labels in store.labelled() if not labels.get(DELETED)}
         gone = {store.file(entry.id): entry.bytes for entry in store.entries() if store.file(entry.id) not in read}
         for file in gone:
-            file.unlink()
+            file.unlink(missing_ok=True)  # another one compacts it too
         sync(store.path)
     return info(path) | {"removed": len(gone), "freed": sum(gone.values())}
 

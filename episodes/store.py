@@ -28,9 +28,11 @@ from episodes.cuts import Part, cut, parts_of
 from episodes.files import sync
 from episodes.overlays import (
     DELETED,
+    LABELS_NAME,
     SPLIT,
     TRIM,
     LabelChange,
+    Labels,
     LabelValue,
     append_label,
     is_success,
@@ -83,6 +85,7 @@ class EpisodeStore:
         self.path = Path(path)
         self.corrupt: dict[str, str] = {}
         self._jpeg_quality = jpeg_quality
+        self._read_labels: tuple[tuple[int, int, int], Labels] | None = None  # version of their file, and they
         if jpeg_quality is not None and not 1 <= jpeg_quality <= 95:
             raise EpisodeError(f"jpeg_quality is {jpeg_quality}, allowed is 1 to 95, or None for exact images")
         if self.path.is_file():
@@ -243,7 +246,7 @@ class EpisodeStore:
 
     def labelled(self) -> list[tuple[Entry, dict[str, LabelValue]]]:
         """All episodes as they are read, trimmed and split, each with its labels; success as recorded."""
-        labels, _ = read_labels(self.path)
+        labels = self._labels()
         return [
             (self._cut(entry, part), part.labels)
             for entry in self.entries()
@@ -310,6 +313,17 @@ class EpisodeStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _labels(self) -> Labels:
+        """All labels, as long as the file is the one that was read last, which only ever grows, without reading it."""
+        try:
+            found = os.stat(self.path / LABELS_NAME)
+        except FileNotFoundError:
+            return {}
+        version = (found.st_ino, found.st_size, found.st_mtime_ns)
+        if self._read_labels is None or self._read_labels[0] != version:
+            self._read_labels = version, read_labels(self.path)[0]
+        return self._read_labels[1]
+
     def _recorded(self, id: str) -> Entry:
         entry = self._use_catalog(lambda catalog: catalog.entry(recorded_id(id)))
         if entry is None:
@@ -319,7 +333,7 @@ class EpisodeStore:
     def _parts(self, id: str) -> list[Part]:
         """Everything that is read of the recorded episode that ``id`` is, or is a part of."""
         entry = self._recorded(id)
-        return list(parts_of(entry.id, entry.steps, read_labels(self.path)[0]))
+        return list(parts_of(entry.id, entry.steps, self._labels()))
 
     def _lineage(self, id: str) -> tuple[str, ...]:
         """The ids from the recorded episode's to ``id``."""

@@ -29,7 +29,8 @@ def export_episodes(store: EpisodeStore, path: Path, format: ExportFormat) -> di
     """Every episode of ``store``, oldest first, with its labels; returns {episodes, steps}.
 
     Raises EpisodeError where ``path`` exists and, but for mcap, where an episode was not observed at every control
-    step or episodes differ in rate, cameras, image sizes or dimensions. What was written until then is incomplete.
+    step or episodes differ in rate, cameras, image sizes or dimensions. A robomimic file is not made then; what was
+    written of others is incomplete.
     """
     entries = store.select()
     if not entries:

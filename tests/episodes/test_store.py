@@ -18,6 +18,7 @@ import zarr
 from episodes.archive import write_archive
 from episodes.catalog import CATALOG_NAME, read_entry
 from episodes.maintenance import info, rebuild, verify
+from episodes.outcomes.rewards import rewarded
 from episodes.overlays import LABELS_NAME, append_changes, append_label, read_changes, read_labels
 from episodes.packing import pack
 from episodes.sampler import WindowSampler
@@ -183,6 +184,24 @@ def test_labels_and_deletions_survive_a_rebuild(tmp_path):
         assert len(store.select()) == 3
         with pytest.raises(EpisodeError, match="no episode nothing"):
             store.label("nothing", "quality", 1, author="ada")
+
+
+def test_labels_are_read_again_only_when_they_have_changed(tmp_path, monkeypatch):
+    read = []
+
+    def counted(folder):
+        read.append(folder)
+        return read_labels(folder)
+
+    monkeypatch.setattr("episodes.store.read_labels", counted)
+    with EpisodeStore(tmp_path, create=True) as store, EpisodeStore(tmp_path) as other:
+        ids = store.add_all([make_episode(seed=i) for i in range(3)])
+        store.label(ids[0], "success", False, author="ada")
+        read.clear()
+        assert [rewarded(store, entry).succeeded for entry in store.select()] == [False, True, True]
+        assert len(read) == 1
+        other.label(ids[1], "success", False, author="bob")
+        assert [rewarded(store, entry).succeeded for entry in store.select()] == [False, False, True]
 
 
 def test_an_incomplete_label_is_skipped(tmp_path):
