@@ -100,7 +100,8 @@ class EpisodeStore:
             without = f"{self.path} is not an episode store: it has no {_FILES} and no {CATALOG_NAME}"
             if not create:
                 raise EpisodeError(without)
-            if others := sorted(file.name for file in self.path.iterdir() if not file.name.startswith(".")):
+            others = sorted(file.name for file in self.path.iterdir() if not file.name.startswith("."))
+            if others and not is_store(self.path):  # another process may have made it meanwhile
                 raise EpisodeError(f"{without}, but {others[0]}; choose a new folder for the episodes")
         with self._repair_lock():
             self._catalog = self._open_catalog()

@@ -472,6 +472,19 @@ def test_committed_episodes_survive_killed_writers(tmp_path):
     assert rebuild(path) == before
 
 
+def test_a_store_that_another_process_makes_at_the_same_time_is_one(tmp_path, monkeypatch):
+    iterdir = Path.iterdir
+
+    def after_another(path):
+        monkeypatch.undo()
+        EpisodeStore(path, create=True).close()
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", after_another)
+    with EpisodeStore(tmp_path, create=True) as store:
+        assert store.select() == []
+
+
 def test_old_temporary_files_of_killed_writers_are_deleted(tmp_path):
     with EpisodeStore(tmp_path, create=True):
         young, old = tmp_path / ".ep-A.tmp", tmp_path / ".ep-B.tmp"
