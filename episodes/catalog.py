@@ -104,13 +104,14 @@ class Catalog:
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Insert or replace, in one transaction."""
+        self.replace((), entries)
+
+    def replace(self, ids: Iterable[str], entries: Iterable[Entry]) -> None:
+        """Remove those of ``ids``, then ``add``, in one transaction."""
         rows = [[_to_column(getattr(entry, name)) for name in _COLUMNS] for entry in entries]
         with self._lock, self._db() as connection:
-            connection.executemany(_INSERT, rows)
-
-    def remove(self, ids: Iterable[str]) -> None:
-        with self._lock, self._db() as connection:
             connection.executemany("DELETE FROM episodes WHERE id = ?", [(id,) for id in ids])
+            connection.executemany(_INSERT, rows)
 
     def ids(self) -> set[str]:
         with self._lock:

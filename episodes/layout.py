@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from episodes.catalog import Entry
 from episodes.packing import frame_sizes
-from episodes.schema import CorruptEpisode
+from episodes.schema import CorruptEpisode, Episode
 from episodes.store import EpisodeStore
 
 
@@ -25,6 +25,12 @@ class Layout:
         cameras = ", ".join(f"{name} {height}x{width}" for name, (height, width) in sorted(self.cameras.items()))
         dimensions = f"{self.state_dim} state and {self.action_dim} action dimensions"
         return f"cameras {cameras or 'none'}, {dimensions}, {self.control_hz} Hz"
+
+
+def episode_layout(episode: Episode) -> Layout:
+    sizes = {camera: (frames.shape[1], frames.shape[2]) for camera, frames in episode.images.items()}
+    state_dim, action_dim = episode.state.shape[1], episode.action.shape[1]
+    return Layout(cameras=sizes, state_dim=state_dim, action_dim=action_dim, control_hz=episode.control_hz)
 
 
 def layout_of(store: EpisodeStore, entry: Entry) -> Layout:

@@ -1,6 +1,7 @@
 """The functions behind ``vla-rl data info``, ``verify``, ``rebuild``, ``merge`` and ``compact``.
 
-Each returns {path, episodes, steps, observations, bytes, successes, tasks, sources, splits, corrupt} for JSON.
+Each returns {path, episodes, steps, observations, bytes, successes, tasks, sources, splits, corrupt} for JSON; files
+that are named in ``corrupt`` are not counted.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def verify(path: str | Path) -> dict[str, Any]:
 
 
 def rebuild(path: str | Path) -> dict[str, Any]:
-    """Delete the catalog and write it again from the episode files, then ``info``."""
+    """Write the catalog again from the episode files, then ``info``."""
     with EpisodeStore(path) as store:
         store.rebuild()
     return info(path)
@@ -123,7 +124,7 @@ def compact(path: str | Path) -> dict[str, Any]:
         read = {store.file(entry.id) for entry, labels in store.labelled() if not labels.get(DELETED)}
         gone = {store.file(entry.id): entry.bytes for entry in store.entries() if store.file(entry.id) not in read}
         for file in gone:
-            file.unlink()
+            file.unlink(missing_ok=True)  # another one compacts it too
         sync(store.path)
     return info(path) | {"removed": len(gone), "freed": sum(gone.values())}
 
@@ -139,7 +140,7 @@ def _unusable(store: EpisodeStore) -> set[str]:
 
 
 def _summary(store: EpisodeStore, corrupt: set[str]) -> dict[str, Any]:
-    entries = store.select()
+    entries = [entry for entry in store.select() if store.file(entry.id).name not in corrupt]
     return {
         "path": str(store.path),
         "episodes": len(entries),

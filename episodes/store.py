@@ -28,9 +28,11 @@ from episodes.cuts import Part, cut, parts_of
 from episodes.files import sync
 from episodes.overlays import (
     DELETED,
+    LABELS_NAME,
     SPLIT,
     TRIM,
     LabelChange,
+    Labels,
     LabelValue,
     append_label,
     is_success,
@@ -83,6 +85,7 @@ class EpisodeStore:
         self.path = Path(path)
         self.corrupt: dict[str, str] = {}
         self._jpeg_quality = jpeg_quality
+        self._read_labels: tuple[tuple[int, int, int], Labels] | None = None  # version of their file, and they
         if jpeg_quality is not None and not 1 <= jpeg_quality <= 95:
             raise EpisodeError(f"jpeg_quality is {jpeg_quality}, allowed is 1 to 95, or None for exact images")
         if self.path.is_file():
@@ -97,7 +100,8 @@ class EpisodeStore:
             without = f"{self.path} is not an episode store: it has no {_FILES} and no {CATALOG_NAME}"
             if not create:
                 raise EpisodeError(without)
-            if others := sorted(file.name for file in self.path.iterdir() if not file.name.startswith(".")):
+            others = sorted(file.name for file in self.path.iterdir() if not file.name.startswith("."))
+            if others and not is_store(self.path):  # another process may have made it meanwhile
                 raise EpisodeError(f"{without}, but {others[0]}; choose a new folder for the episodes")
         with self._repair_lock():
             self._catalog = self._open_catalog()
@@ -243,7 +247,7 @@ class EpisodeStore:
 
     def labelled(self) -> list[tuple[Entry, dict[str, LabelValue]]]:
         """All episodes as they are read, trimmed and split, each with its labels; success as recorded."""
-        labels, _ = read_labels(self.path)
+        labels = self._labels()
         return [
             (self._cut(entry, part), part.labels)
             for entry in self.entries()
@@ -310,6 +314,17 @@ class EpisodeStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _labels(self) -> Labels:
+        """All labels, as long as the file is the one that was read last, which only ever grows, without reading it."""
+        try:
+            found = os.stat(self.path / LABELS_NAME)
+        except FileNotFoundError:
+            return {}
+        version = (found.st_ino, found.st_size, found.st_mtime_ns)
+        if self._read_labels is None or self._read_labels[0] != version:
+            self._read_labels = version, read_labels(self.path)[0]
+        return self._read_labels[1]
+
     def _recorded(self, id: str) -> Entry:
         entry = self._use_catalog(lambda catalog: catalog.entry(recorded_id(id)))
         if entry is None:
@@ -319,7 +334,7 @@ class EpisodeStore:
     def _parts(self, id: str) -> list[Part]:
         """Everything that is read of the recorded episode that ``id`` is, or is a part of."""
         entry = self._recorded(id)
-        return list(parts_of(entry.id, entry.steps, read_labels(self.path)[0]))
+        return list(parts_of(entry.id, entry.steps, self._labels()))
 
     def _lineage(self, id: str) -> tuple[str, ...]:
         """The ids from the recorded episode's to ``id``."""
@@ -348,11 +363,13 @@ class EpisodeStore:
     # -- the catalog -----------------------------------------------------------------------------------------------
 
     def rebuild(self) -> None:
-        """Delete the catalog and write it again from the episode files."""
+        """Write the catalog again from the episode files; stores that are open meanwhile see the new one."""
         with self._repair_lock():
-            self._catalog.close()
-            delete_catalog(self.path)
-            self._catalog = self._open_catalog()
+            try:
+                self._synchronized(self._catalog, anew=True)
+            except sqlite3.DatabaseError as error:
+                self._catalog.close()
+                self._catalog = self._replace_catalog(error)
 
     def _open_catalog(self) -> Catalog:
         try:
@@ -378,8 +395,11 @@ class EpisodeStore:
             return self._synchronized(Catalog(None))
         raise EpisodeError(f"{self.path}: the catalog cannot be used: {error}") from error
 
-    def _synchronized(self, catalog: Catalog) -> Catalog:
-        """Add files that are not in the catalog, remove missing ones, delete temporary files of killed writers."""
+    def _synchronized(self, catalog: Catalog, *, anew: bool = False) -> Catalog:
+        """Add files that are not in the catalog, remove missing ones, delete temporary files of killed writers.
+
+        ``anew``: read the files that are in it again, too.
+        """
         known, on_disk = catalog.ids(), set()
         for item in os.scandir(self.path):
             if item.name.startswith(_PREFIX) and item.name.endswith(_SUFFIX):
@@ -389,15 +409,14 @@ class EpisodeStore:
                     if time.time() - item.stat().st_mtime > _STALE_S:
                         os.unlink(item.path)
         self.corrupt, found = {}, []
-        for id in sorted(on_disk - known):
+        for id in sorted(on_disk if anew else on_disk - known):
             try:
                 found.append(read_entry(self.file(id)))
             except CorruptEpisode as error:
                 self.corrupt[self.file(id).name] = str(error)
-        if gone := known - on_disk:
-            catalog.remove(gone)
-        if found:
-            catalog.add(found)
+        outdated = known if anew else known - on_disk
+        if outdated or found:
+            catalog.replace(outdated, found)
         return catalog
 
     @contextlib.contextmanager

@@ -12,6 +12,7 @@ from episodes.formats.export_format import ExportFormat
 from episodes.formats.mcap import export_mcap
 from episodes.formats.to_lerobot import write_lerobot
 from episodes.formats.to_robomimic import write_robomimic
+from episodes.layout import Layout, episode_layout
 from episodes.outcomes.rewards import rewarded
 from episodes.schema import Episode, EpisodeError
 from episodes.store import EpisodeStore
@@ -28,7 +29,8 @@ def export_episodes(store: EpisodeStore, path: Path, format: ExportFormat) -> di
     """Every episode of ``store``, oldest first, with its labels; returns {episodes, steps}.
 
     Raises EpisodeError where ``path`` exists and, but for mcap, where an episode was not observed at every control
-    step or episodes differ in rate, cameras, image sizes or dimensions. What was written until then is incomplete.
+    step or episodes differ in rate, cameras, image sizes or dimensions. A robomimic file is not made then; what was
+    written of others is incomplete.
     """
     entries = store.select()
     if not entries:
@@ -40,7 +42,7 @@ def export_episodes(store: EpisodeStore, path: Path, format: ExportFormat) -> di
 
 
 def _alike(episodes: Iterable[Episode]) -> Iterator[Episode]:
-    expected: dict[str, Any] = {}
+    expected: Layout | None = None
     for episode in episodes:
         steps = episode.num_steps
         if not np.array_equal(episode.observation_steps[:steps], np.arange(steps)):
@@ -48,17 +50,8 @@ def _alike(episodes: Iterable[Episode]) -> Iterator[Episode]:
                 f"episode {episode.id} ({episode.task}) was not observed at every control step, which this format "
                 "needs; record with --start.observe_every 1, or export to mcap"
             )
-        found = _shape(episode)
+        found = episode_layout(episode)
         expected = expected or found
         if found != expected:
-            raise EpisodeError(f"episode {episode.id} is {found}, the first one {expected}; export stores of one robot")
+            raise EpisodeError(f"episode {episode.id} has {found}, the first {expected}; export stores of one robot")
         yield episode
-
-
-def _shape(episode: Episode) -> dict[str, Any]:
-    return {
-        "control_hz": episode.control_hz,
-        "state": episode.state.shape[1],
-        "action": episode.action.shape[1],
-        "images": {camera: frames.shape[1:3] for camera, frames in episode.images.items()},
-    }

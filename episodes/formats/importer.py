@@ -13,6 +13,7 @@ from jaxtyping import Float, Float32, UInt8
 from episodes.formats.recording import ImportMapping, Recording
 from episodes.formats.registry import read_recordings
 from episodes.formats.success import successes
+from episodes.layout import episode_layout, store_layout
 from episodes.schema import ACTORS, HUMAN, Episode, EpisodeError
 from episodes.store import EpisodeStore
 
@@ -24,19 +25,28 @@ def import_episodes(source: Path, store: EpisodeStore, mapping: ImportMapping) -
 
     ``present``: how many were in ``store`` already, with the same states and actions as recorded, also where they have
     been cut or deleted since; they are not added again.
-    Raises EpisodeError that names the file, the episode and what is missing; what was imported before stays.
+    Raises EpisodeError that names the file, the episode and what is missing, or has another layout than the episodes
+    that are there; what was imported before stays.
     """
     succeeded = present = 0
+    here = store_layout(store)
     known = {_digest(store.map(entry)) for entry in store.entries() if entry.source == ACTORS[HUMAN]}
 
     def episodes() -> Iterator[Episode]:
-        nonlocal succeeded, present
+        nonlocal succeeded, present, here
         # Seeds tell episodes apart, also where several recordings are imported into one store.
         for number, recording in enumerate(read_recordings(source), start=len(store.entries())):
             episode = to_episode(recording, mapping, number=number)
             if _digest({"state": episode.state, "action": episode.action}) in known:
                 present += 1
                 continue
+            layout = episode_layout(episode)
+            here = here or layout
+            if layout != here:
+                raise EpisodeError(
+                    f"{recording.name} has {layout}, but the other episodes in {store.path} have {here}: give the "
+                    "options that they were imported with, or import it into a store of its own"
+                )
             succeeded += episode.succeeded
             yield episode
 

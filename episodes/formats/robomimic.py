@@ -45,7 +45,7 @@ def read_robomimic(path: Path) -> Iterator[Recording]:
             yield _recording(f"{path.name}: {name}", data[name], own or instruction, control_hz)
 
 
-def open_hdf5(path: Path, mode: Literal["r", "x"] = "r") -> Any:
+def open_hdf5(path: Path, mode: Literal["r", "w"] = "r") -> Any:
     """Open to read, or to write a new file. Raises EpisodeError without h5py, and if it is no HDF5 file."""
     try:
         import h5py

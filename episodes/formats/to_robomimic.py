@@ -19,8 +19,18 @@ from episodes.schema import Episode
 
 
 def write_robomimic(episodes: Iterator[Episode], path: Path) -> None:
+    """``path`` is made when all episodes are written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open_hdf5(path, "x") as file:
+    unfinished = path.with_name(f".{path.name}.tmp")
+    try:
+        _write_file(episodes, unfinished)
+        unfinished.rename(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _write_file(episodes: Iterator[Episode], path: Path) -> None:
+    with open_hdf5(path, "w") as file:
         data, total = file.create_group("data"), 0
         for number, episode in enumerate(episodes):
             if number == 0:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -54,6 +56,7 @@ class MujocoScene:
             self._model = mujoco.MjModel.from_xml_path(str(scene.model))
         except ValueError as error:
             raise UserError(f"{config.scene}: MuJoCo cannot load {scene.model}: {error}") from error
+        content = _content(config.scene, self._model)
         self._mujoco, self._data = mujoco, mujoco.MjData(self._model)
         self._check_names()
         self._substeps = physics_steps(
@@ -76,7 +79,7 @@ class MujocoScene:
             control_hz=scene.control_hz,
             max_steps=config.max_steps,
             tasks=tuple(task.instruction for task in scene.tasks),
-            fingerprint={"mujoco": mujoco.__version__, "scene": config.scene.name},
+            fingerprint={"mujoco": mujoco.__version__, "scene": config.scene.name, "content": content},
         )
 
     def _check_names(self) -> None:
@@ -223,3 +226,12 @@ class MujocoScene:
     def close(self) -> None:
         if self._cameras is not None:
             self._cameras.close()
+
+
+def _content(scene: Path, model: Any) -> str:
+    """A hash of the scene and of its model, just loaded, with what it includes; not of its meshes and textures."""
+    import mujoco
+
+    with tempfile.NamedTemporaryFile(suffix=".xml") as file:
+        mujoco.mj_saveLastXML(file.name, model)
+        return hashlib.sha256(scene.read_bytes() + Path(file.name).read_bytes()).hexdigest()[:16]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import h5py
 import imageio_ffmpeg
@@ -246,6 +248,30 @@ def test_importing_again_adds_only_what_is_new(tmp_path: Path) -> None:
         file["data/demo_2/actions"] = 0.5 * file["data/demo_0/actions"][:]
     assert import_episodes(moved, store, mapping) == {"episodes": 1, "successes": 1, "present": 2}
     assert len(store.select()) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"image_size": (6, 8)}, "cameras a 6x8, 3 state"),
+        ({"control_hz": 5.0}, "5.0 Hz, but"),
+        ({"state": ("robot0_eef_pos", "robot0_eef_pos")}, "6 state"),
+        ({"cameras": {}}, "cameras none"),
+    ],
+)
+def test_episodes_that_differ_from_those_in_the_store_are_refused(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    store = EpisodeStore(tmp_path / "store", create=True)
+    mapping = ImportMapping(cameras={"a": "agentview_image"}, state=("robot0_eef_pos",), instruction="lift")
+    import_episodes(robomimic(tmp_path / "a.hdf5"), store, mapping)
+    before = store.select()
+    with h5py.File(robomimic(tmp_path / "b.hdf5"), "a") as file:
+        for demo in file["data"].values():
+            demo["actions"][:] = 0.5 * demo["actions"][:]
+    with pytest.raises(EpisodeError, match=rf"b.hdf5: demo_0 has .*{said}.*import it into a store of its own"):
+        import_episodes(tmp_path / "b.hdf5", store, replace(mapping, **change))
+    assert store.select() == before
 
 
 def test_cut_and_deleted_episodes_are_not_imported_again(tmp_path: Path) -> None:

@@ -228,6 +228,24 @@ def test_what_is_deleted_goes_for_good_and_does_not_come_back(tmp_path: Path) ->
         assert store.select()[0].id == kept
 
 
+def test_episodes_that_go_twice_at_the_same_time_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, removed = stored(tmp_path, 3), list[int]()
+    with EpisodeStore(tmp_path) as store:
+        for id in ids[:2]:
+            store.delete(id, author="ada")
+    unlink = Path.unlink
+
+    def after_another(path: Path, missing_ok: bool = False) -> None:
+        monkeypatch.undo()
+        removed.append(compact(tmp_path)["removed"])
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", after_another)
+    assert compact(tmp_path)["episodes"] == 1
+    assert removed == [2]
+    assert read_ids(tmp_path) == ids[2:]
+
+
 def test_an_episode_whose_parts_are_all_deleted_does_not_come_back(tmp_path: Path) -> None:
     """Neither does it when it is split and deleted in the other store, where it need not fit."""
     here, there = tmp_path / "here", tmp_path / "there"

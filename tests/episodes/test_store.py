@@ -18,6 +18,7 @@ import zarr
 from episodes.archive import write_archive
 from episodes.catalog import CATALOG_NAME, read_entry
 from episodes.maintenance import info, rebuild, verify
+from episodes.outcomes.rewards import rewarded
 from episodes.overlays import LABELS_NAME, append_changes, append_label, read_changes, read_labels
 from episodes.packing import pack
 from episodes.sampler import WindowSampler
@@ -185,6 +186,24 @@ def test_labels_and_deletions_survive_a_rebuild(tmp_path):
             store.label("nothing", "quality", 1, author="ada")
 
 
+def test_labels_are_read_again_only_when_they_have_changed(tmp_path, monkeypatch):
+    read = []
+
+    def counted(folder):
+        read.append(folder)
+        return read_labels(folder)
+
+    monkeypatch.setattr("episodes.store.read_labels", counted)
+    with EpisodeStore(tmp_path, create=True) as store, EpisodeStore(tmp_path) as other:
+        ids = store.add_all([make_episode(seed=i) for i in range(3)])
+        store.label(ids[0], "success", False, author="ada")
+        read.clear()
+        assert [rewarded(store, entry).succeeded for entry in store.select()] == [False, True, True]
+        assert len(read) == 1
+        other.label(ids[1], "success", False, author="bob")
+        assert [rewarded(store, entry).succeeded for entry in store.select()] == [False, False, True]
+
+
 def test_an_incomplete_label_is_skipped(tmp_path):
     with EpisodeStore(tmp_path, create=True) as store:
         id = store.add(make_episode())
@@ -265,6 +284,31 @@ def test_truncated_files_are_reported_by_info_verify_and_read(tmp_path):
     after = rebuild(tmp_path)
     assert (after["episodes"], after["corrupt"]) == (1, [name])
     assert (tmp_path / name).exists()
+
+
+def test_damaged_episodes_are_not_counted_before_and_after_a_rebuild(tmp_path):
+    with EpisodeStore(tmp_path, create=True) as store:
+        altered, truncated, _ = (store.file(store.add(make_episode(seed=i))) for i in range(3))
+    flip(altered, altered.stat().st_size // 2)
+    os.truncate(truncated, truncated.stat().st_size - 100)
+
+    def counted():
+        return [[of[key] for key in ("episodes", "steps", "successes")] for of in (info(tmp_path), verify(tmp_path))]
+
+    assert counted() == [[2, 12, 2], [1, 6, 1]]
+    rebuild(tmp_path)
+    assert counted() == [[2, 12, 2], [1, 6, 1]]
+
+
+def test_a_store_that_was_open_during_a_rebuild_sees_what_others_add(tmp_path):
+    with EpisodeStore(tmp_path, create=True) as before:
+        first = before.add(make_episode())
+        rebuild(tmp_path)
+        with EpisodeStore(tmp_path) as after:
+            second = after.add(make_episode(seed=1))
+            third = before.add(make_episode(seed=2))
+            for store in (before, after):
+                assert [entry.id for entry in store.select()] == [first, second, third]
 
 
 def test_verify_detects_a_flipped_bit_anywhere(tmp_path):
@@ -426,6 +470,19 @@ def test_committed_episodes_survive_killed_writers(tmp_path):
     assert before["corrupt"] == []
     (path / CATALOG_NAME).unlink()
     assert rebuild(path) == before
+
+
+def test_a_store_that_another_process_makes_at_the_same_time_is_one(tmp_path, monkeypatch):
+    iterdir = Path.iterdir
+
+    def after_another(path):
+        monkeypatch.undo()
+        EpisodeStore(path, create=True).close()
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", after_another)
+    with EpisodeStore(tmp_path, create=True) as store:
+        assert store.select() == []
 
 
 def test_old_temporary_files_of_killed_writers_are_deleted(tmp_path):

@@ -217,6 +217,21 @@ def test_unstable_physics_is_a_failure_and_no_return_to_the_start(tmp_path: Path
         env.close()
 
 
+def test_the_fingerprint_is_of_what_the_scene_and_the_files_that_its_model_includes_say(tmp_path: Path) -> None:
+    config = joints(tmp_path)
+    included = '<mujoco><worldbody><geom name="wall" pos="0 0 {height}" size=".1"/></worldbody></mujoco>'
+    text = (tmp_path / "scene.xml").read_text()
+    (tmp_path / "scene.xml").write_text(text.replace("<worldbody>", '<include file="wall.xml"/><worldbody>', 1))
+    seen = []
+    for height, hold_steps in ((5, 5), (6, 5), (6, 4), (5, 5)):
+        (tmp_path / "wall.xml").write_text(included.format(height=height))
+        joints_yaml = config.scene.read_text().split("hold_steps")[0]
+        config.scene.write_text(f"{joints_yaml}hold_steps: {hold_steps}\n")
+        seen.append(MujocoScene(config).spec.fingerprint["content"])
+    assert seen[0] == seen[3]
+    assert len(set(seen)) == 3
+
+
 def test_randomization_is_of_the_seed_alone(tmp_path: Path) -> None:
     config = replace(joints(tmp_path), randomization=MujocoRandomization(mass=0.5, friction=0.5))
     env = MujocoScene(config)
