@@ -28,7 +28,7 @@ from vla_rl.report.page import stage_seconds
 from vla_rl.report.pieces import duration
 from vla_rl.report.run_data import Rate, difference, read_run
 from vla_rl.report.svg import Line, line_chart, smooth, ticks
-from vla_rl.report.table import print_bench, print_comparison, print_evaluation, print_runs
+from vla_rl.report.table import comparison, print_bench, print_comparison, print_evaluation, print_runs
 from vla_rl.runners.evaluate import EpisodeResults
 from vla_rl.runs.listing import list_runs, summarize
 from vla_rl.runs.tracked import track_run
@@ -266,6 +266,22 @@ def test_runs_side_by_side(tmp_path: Path):
     print_comparison(runs, console)
     lines = [line.split()[0].rpartition("/")[0][-2:] for line in console.export_text().splitlines()]
     assert lines[:4] == ["", "a", "b", ""]  # then the table of runs that differ in their seed
+
+
+def test_runs_without_a_simulator_are_compared_by_what_they_imagine_and_say_so(tmp_path: Path):
+    runs = [make_run(tmp_path / f"logs_{seed}", seed=seed, videos=False) for seed in (0, 1)]
+    for run in runs:
+        imagined = {"before": rate(0.3, 64), "after": rate(0.8, 64)}
+        (run / "result.json").write_text(json.dumps({"imagined": imagined, "wall_s": {"reinforce": 900.0}}))
+    console = Console(record=True, width=160)
+    print_comparison(runs, console)
+    text = console.export_text()
+    assert "not finished" not in text
+    assert text.count("30.0 %") == text.count("80.0 % imagined") == 2
+    row = comparison(runs)[0]
+    assert (row["before"], row["after"]) == (None, None)  # no success but an imagined one
+    assert row["imagined"]["after"]["success"] == 0.8
+    assert check(write_comparison(runs, tmp_path / "compare.html")).text.count("imagined") == 2
 
 
 def test_groups_that_differ_in_many_settings_are_named_by_the_algorithm_and_a_few(tmp_path: Path):
