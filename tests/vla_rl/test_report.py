@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -420,3 +421,32 @@ def test_tracked_runs_are_small_and_are_compared_as_the_runs_are(tmp_path: Path,
     (tmp_path / "taken" / "one").mkdir(parents=True)
     with pytest.raises(UserError, match="is no copy of a run; choose another --out"):
         track_run(runs[0], tmp_path / "taken")
+
+
+def test_a_copy_that_was_interrupted_leaves_the_earlier_one_and_the_next_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, out = make_run(tmp_path / "run", videos=False), tmp_path / "tracked"
+    copied = track_run(run, out)
+    write = Path.write_bytes
+
+    def full(path: Path, data: bytes) -> int:
+        if path.name == "result.json":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return write(path, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full)
+        with pytest.raises(OSError, match="No space left"):
+            track_run(run, out)
+    assert (out / "run" / "result.json").exists() and (out / "run" / "files.json").exists()
+    assert track_run(run, out) == copied
+    assert [path.name for path in out.iterdir()] == ["run"]
+
+
+def test_a_run_is_tracked_from_inside_its_folder_without_its_own_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(make_run(tmp_path / "run", videos=False))
+    copied = track_run(Path(), Path("tracked"))
+    assert track_run(Path(), Path("tracked")) == copied
