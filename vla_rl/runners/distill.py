@@ -115,10 +115,17 @@ def chunk_ms(policy: Policy, obs: Observation) -> dict[str, float]:
     generator, state = make_generator(policy.device, 0), policy.initial_state(len(obs))
     times: dict[str, list[float]] = {"encode_ms": [], "act_ms": []}
     for _ in range(TIMED_CHUNKS):
-        started = time.perf_counter()
+        started = _done_s(policy.device)
         context, _ = policy.encode(obs, state)
-        encoded = time.perf_counter()
+        encoded = _done_s(policy.device)
         policy.act(context, generator)
         times["encode_ms"].append(encoded - started)
-        times["act_ms"].append(time.perf_counter() - encoded)
+        times["act_ms"].append(_done_s(policy.device) - encoded)
     return {name: 1e3 * statistics.median(values) for name, values in times.items()}
+
+
+def _done_s(device: torch.device) -> float:
+    """The time at which all that was launched on ``device`` is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
