@@ -218,6 +218,9 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str) -> Non
     found = {Path(one.path).name: one for one in list_runs(tmp_path)}
     assert (found["fine"].state, found["fine"].damage) == ("finished", "")
     if name != "config.yaml":  # the list does not read it
+        console = Console(record=True, width=300)
+        print_runs(list_runs(tmp_path), console)
+        assert str(run / name) in console.export_text()
         assert found["damaged"].state == "damaged" and str(run / name) in found["damaged"].damage
 
 

@@ -81,6 +81,31 @@ def test_a_finished_run_is_extended_and_equals_a_whole_one(project: Path, tmp_pa
     assert load_experiment(run).algorithm.iterations == ALL
 
 
+def test_a_run_without_its_checkpoints_is_not_begun_again(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Extended, it would train from its first iteration on and replace the bundle."""
+    run = copy(project, tmp_path)
+    shutil.rmtree(run / "checkpoints")
+    before = (run / "metrics.jsonl").read_bytes()
+    words = train(run.parent, "short", "--resume", f"--algorithm.iterations={ALL}")
+    assert f"has no checkpoint of its {FIRST} iterations any longer" in refusal(capsys, words)
+    assert (run / "metrics.jsonl").read_bytes() == before
+    main(train(run.parent, "short", "--resume", f"--algorithm.iterations={FIRST}"))  # nothing is repeated
+
+
+def test_a_run_is_evaluated_elsewhere_with_its_own_seed(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text("seed: 7\nsim: {name: tabletop, tasks: [reach], num_envs: 1, max_steps: 8}\n")
+    capsys.readouterr()
+    main(["eval", str(project / "short"), "--sim", str(other), "--episodes=1", "--json"])
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["seed"] == load_experiment(project / "short").seed == 3
+    assert list(result["per_task"]) == ["reach"]
+
+
 def test_an_extended_run_that_fails_has_no_result_of_before(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,14 +35,17 @@ def print_evaluation(result: Mapping[str, Any], console: Console | None = None) 
 
 
 def print_runs(runs: Sequence[RunSummary], console: Console | None = None) -> None:
-    """One line per run."""
+    """One line per run, then what is damaged."""
     columns = ("state", "stage", "iterations", "success", "last written", "MB")
     table = Table(Column("run", overflow="fold"), *columns, box=None, pad_edge=False)
     for run in runs:
         success = "" if run.success is None else _percent(run.success)
         cells = (escape(run.path), run.state, run.stage, str(run.iterations), success)
         table.add_row(*cells, f"{duration(run.age_s)} ago", f"{run.bytes / 1e6:.1f}")
-    (console or Console()).print(table)
+    console = console or Console()
+    console.print(table)
+    for damage in (run.damage for run in runs if run.damage):
+        console.print(damage, highlight=False, markup=False, soft_wrap=True)
 
 
 def success_line(result: Mapping[str, Any]) -> str:

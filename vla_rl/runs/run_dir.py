@@ -160,10 +160,16 @@ def check_folder(experiment: Experiment, directory: Path, *, resume: bool) -> se
         return set()
     if not resume:
         raise UserError(f"{directory} already holds a run; add --resume to continue, or choose another --run-dir")
-    read_stages(directory)
+    reinforced = read_stages(directory).get("reinforce", {}).get("iterations", 0)
     latest = latest_checkpoint(directory / CHECKPOINTS)
     done = iteration_of(latest) if latest is not None else 0
-    return check_changes(load_config(Experiment, config), experiment, done=done, where=str(directory))
+    repeated = check_changes(load_config(Experiment, config), experiment, done=done, where=str(directory))
+    if latest is None and reinforced and "reinforce" in repeated:
+        raise UserError(
+            f"{directory} has no checkpoint of its {reinforced} iterations any longer, so it cannot go on; start "
+            f"another run from its policy: --start.name bundle --start.path {directory / 'bundle'}"
+        )
+    return repeated
 
 
 def open_run(experiment: Experiment, directory: Path, *, resume: bool, command: str) -> Run:
