@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 from policies.bundle import load_bundle
 from vla_rl.cli.main import main
+from vla_rl.runners.evaluate import locate
 from vla_rl.runs.listing import summarize
 from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.run_dir import load_experiment
@@ -104,6 +105,16 @@ def test_a_run_is_evaluated_elsewhere_with_its_own_seed(
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["seed"] == load_experiment(project / "short").seed == 3
     assert list(result["per_task"]) == ["reach"]
+
+
+def test_the_policy_of_a_run_that_has_begun_is_with_its_residual(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "imitation" / "bundle").mkdir(parents=True)
+    assert locate(tmp_path)[1] == tmp_path / "imitation" / "bundle"
+    (tmp_path / "residual").mkdir()
+    assert locate(tmp_path)[1] == tmp_path / "residual"
+    (tmp_path / "bundle").mkdir()
+    assert locate(tmp_path)[1] == tmp_path / "bundle"
 
 
 def test_an_extended_run_that_fails_has_no_result_of_before(

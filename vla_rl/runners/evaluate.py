@@ -339,7 +339,7 @@ def join_suites(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def locate(path: Path) -> tuple[Path, Path]:
     """(run folder, bundle) of a run or a bundle inside one. UserError if there is neither."""
     if (path / "config.yaml").exists():
-        for bundle in (path / "bundle", path / "imitation" / "bundle"):
+        for bundle in (path / "bundle", path / "residual", path / "imitation" / "bundle"):
             if bundle.exists():
                 return path, bundle
         raise UserError(f"{path} has no bundle yet; go on with: vla-rl train ... --run-dir {path} --resume")
