@@ -56,11 +56,11 @@ def check_file(option: str, path: Path | None) -> None:
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether ``error``, or one that it came from, says so; safetensors gives the system's error as text only."""
+    """Whether ``error``, or one that it came from, says so; safetensors and SQLite say it as text only."""
     while error is not None:
         if isinstance(error, DiskFull) or getattr(error, "errno", None) in DISK_FULL:
             return True
-        if any(f"os error {code})" in str(error) for code in DISK_FULL):
+        if any(f"os error {code})" in str(error) for code in DISK_FULL) or "database or disk is full" in str(error):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -155,6 +155,14 @@ def under_protocol(config: EnvConfig, name: str) -> Any:
     return config.under_protocol(name)
 
 
+def is_under_protocol(config: EnvConfig) -> bool:
+    """Whether its settings are those that a benchmark's published numbers belong to."""
+    try:
+        return bool(config == under_protocol(config, split_of(config)))
+    except UserError:
+        return False
+
+
 def evaluation_starts(config: EnvConfig | None, *, num_tasks: int, seed: int, episodes: int | None) -> list[StartState]:
     """Held-out starts, tasks in turn: the benchmark's published ones where the configuration asks for them.
 

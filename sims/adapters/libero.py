@@ -99,7 +99,7 @@ class LiberoConfig:
     def evaluation_suites(self, names: Sequence[str]) -> tuple[LiberoConfig, ...]:
         """All tasks of each named suite, as "spatial" or "libero_spatial"; ("all",): the four of published tables."""
         full = [name if name.startswith("libero_") else f"libero_{name}" for name in names]
-        chosen: Sequence[Any] = PUBLISHED if full == ["libero_all"] else full
+        chosen: Sequence[Any] = PUBLISHED if full == ["libero_all"] else list(dict.fromkeys(full))
         unknown = [name for name in chosen if name not in MAX_STEPS]
         if unknown:
             raise UserError(f"LIBERO has no suite {unknown[0]!r}; it has {', '.join(MAX_STEPS)}; 'all' is {PUBLISHED}")

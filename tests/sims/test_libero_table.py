@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from sims.adapters.libero import LiberoConfig
 from sims.errors import UserError
 from sims.numbers.statistics import wilson_interval
 from sims.registry import score_table
+from vla_rl.config.experiment import Experiment
 from vla_rl.report.table import print_evaluation
 from vla_rl.runners.evaluate import evaluate_path, join_suites
 
@@ -49,6 +51,16 @@ def test_results_of_perturbed_suites_have_no_average() -> None:
     header = table.splitlines()[0]
     assert header.count("_swap") == 4
     assert "Average" not in header
+
+
+def test_what_is_not_under_the_protocol_has_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without LIBERO; of one task or with other time limits it is no score of the suite."""
+    monkeypatch.setattr("vla_rl.runners.evaluate.evaluate_in", lambda sim, *_, **__: result(sim.suite, 8))
+    evaluate = partial(evaluate_path, tmp_path, episodes=10, split=None, seed=0)
+    experiment = Experiment(sim=LiberoConfig(tasks=(0,), max_steps=100), device="cpu")
+    assert "score_table" not in evaluate(experiment=experiment)
+    assert "score_table" not in evaluate(experiment=experiment, suites=("spatial",))
+    assert "Spatial" in evaluate(experiment=experiment, protocol="standard")["score_table"]
 
 
 def test_error_for_a_simulator_without_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,13 @@ def test_protocol() -> None:
         registry.under_protocol(MetaworldConfig(), "standard")
 
 
+def test_settings_that_published_numbers_belong_to() -> None:
+    assert registry.is_under_protocol(LiberoConfig(split="standard", num_envs=2))
+    assert registry.is_under_protocol(LiberoConfig(split="pro_swap"))
+    for other in (LiberoConfig(split="standard", tasks=(0,)), LiberoConfig(split="train"), MetaworldConfig()):
+        assert not registry.is_under_protocol(other)
+
+
 def test_evaluation_suites() -> None:
     config = LiberoConfig(tasks=(3,), max_steps=10, num_envs=2)
     suites = registry.evaluation_suites(config, ("all",))
@@ -74,6 +81,7 @@ def test_evaluation_suites() -> None:
         "libero_90",
         "libero_goal",
     ]
+    assert len(registry.evaluation_suites(config, ("spatial", "libero_spatial"))) == 1  # its episodes count once
     with pytest.raises(UserError, match="LIBERO has no suite 'libero_11'; it has libero_spatial"):
         registry.evaluation_suites(config, ("libero_11",))
     with pytest.raises(UserError, match="tabletop has no evaluation suites, got all"):

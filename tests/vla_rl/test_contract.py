@@ -130,6 +130,10 @@ def test_result_of_a_run(run_dir: Path) -> None:
     result = json.loads((run_dir / "result.json").read_text())
     assert {"bc", "rl", "stochastic", "seed", "episodes", "wall_s", "command"} <= set(result)
     assert {"install", "collect", "bc", "rl", "eval"} <= set(result["wall_s"])
+    stages = json.loads((run_dir / "stages.json").read_text())
+    assert "evaluate_controls" in stages
+    taken = sum(seconds or 0.0 for seconds in result["wall_s"].values())
+    assert taken == pytest.approx(sum(stage["wall_s"] for stage in stages.values()), abs=0.05)
     for kind in ("bc", "rl", "stochastic"):
         assert set(result[kind]) >= RATE
         assert set(result[kind]["per_task"]) == {"reach", "push"}
@@ -357,7 +361,7 @@ def test_bad_input_is_one_line_and_exit_code_2(run_dir: Path, tmp_path: Path) ->
         "multiple of micro_batch": ("train", TINY, "--algorithm.update.micro_batch", 3, "--run-dir", new),
         "neither a run folder nor a bundle": ("eval", empty),
         "no such episode store": ("data", "info", tmp_path / "nothing"),
-        "there are: ": ("bench", "speed"),
+        "there are: ": ("bench", "quickness"),
         "bench robot needs BUNDLE": ("bench", "robot"),
         f"bench sim takes no {run_dir / 'bundle'}": ("bench", "sim", run_dir / "bundle"),
         "is not a bundle": ("serve", empty),

@@ -135,6 +135,8 @@ def test_from_a_lerobot_data_set_to_a_bundle(tmp_path: Path, capsys: pytest.Capt
     assert {"before", "after"} == set(result["imagined"])
     assert result["imagined"]["after"]["episodes"] == result["world_model"]["episodes"] == result["episodes"]
     assert "bc" not in result  # no success but an imagined one
+    stages = json.loads((tmp_path / "run" / "stages.json").read_text())
+    assert sum(result["wall_s"].values()) == pytest.approx(sum(one["wall_s"] for one in stages.values()), abs=0.1)
     info = read_bundle_info(tmp_path / "run" / "bundle")
     assert info.provenance.parent == read_bundle_info(tmp_path / "run" / "imitation" / "bundle").sha256
     assert summarize(tmp_path / "run").success is None

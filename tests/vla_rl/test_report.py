@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -28,7 +29,7 @@ from vla_rl.report.page import stage_seconds
 from vla_rl.report.pieces import duration
 from vla_rl.report.run_data import Rate, difference, read_run
 from vla_rl.report.svg import Line, line_chart, smooth, ticks
-from vla_rl.report.table import print_bench, print_comparison, print_evaluation, print_runs
+from vla_rl.report.table import comparison, print_bench, print_comparison, print_evaluation, print_runs
 from vla_rl.runners.evaluate import EpisodeResults
 from vla_rl.runs.listing import list_runs, summarize
 from vla_rl.runs.tracked import track_run
@@ -217,6 +218,9 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str) -> Non
     found = {Path(one.path).name: one for one in list_runs(tmp_path)}
     assert (found["fine"].state, found["fine"].damage) == ("finished", "")
     if name != "config.yaml":  # the list does not read it
+        console = Console(record=True, width=300)
+        print_runs(list_runs(tmp_path), console)
+        assert str(run / name) in console.export_text()
         assert found["damaged"].state == "damaged" and str(run / name) in found["damaged"].damage
 
 
@@ -266,6 +270,22 @@ def test_runs_side_by_side(tmp_path: Path):
     print_comparison(runs, console)
     lines = [line.split()[0].rpartition("/")[0][-2:] for line in console.export_text().splitlines()]
     assert lines[:4] == ["", "a", "b", ""]  # then the table of runs that differ in their seed
+
+
+def test_runs_without_a_simulator_are_compared_by_what_they_imagine_and_say_so(tmp_path: Path):
+    runs = [make_run(tmp_path / f"logs_{seed}", seed=seed, videos=False) for seed in (0, 1)]
+    for run in runs:
+        imagined = {"before": rate(0.3, 64), "after": rate(0.8, 64)}
+        (run / "result.json").write_text(json.dumps({"imagined": imagined, "wall_s": {"reinforce": 900.0}}))
+    console = Console(record=True, width=160)
+    print_comparison(runs, console)
+    text = console.export_text()
+    assert "not finished" not in text
+    assert text.count("30.0 %") == text.count("80.0 % imagined") == 2
+    row = comparison(runs)[0]
+    assert (row["before"], row["after"]) == (None, None)  # no success but an imagined one
+    assert row["imagined"]["after"]["success"] == 0.8
+    assert check(write_comparison(runs, tmp_path / "compare.html")).text.count("imagined") == 2
 
 
 def test_groups_that_differ_in_many_settings_are_named_by_the_algorithm_and_a_few(tmp_path: Path):
@@ -404,3 +424,32 @@ def test_tracked_runs_are_small_and_are_compared_as_the_runs_are(tmp_path: Path,
     (tmp_path / "taken" / "one").mkdir(parents=True)
     with pytest.raises(UserError, match="is no copy of a run; choose another --out"):
         track_run(runs[0], tmp_path / "taken")
+
+
+def test_a_copy_that_was_interrupted_leaves_the_earlier_one_and_the_next_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, out = make_run(tmp_path / "run", videos=False), tmp_path / "tracked"
+    copied = track_run(run, out)
+    write = Path.write_bytes
+
+    def full(path: Path, data: bytes) -> int:
+        if path.name == "result.json":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return write(path, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full)
+        with pytest.raises(OSError, match="No space left"):
+            track_run(run, out)
+    assert (out / "run" / "result.json").exists() and (out / "run" / "files.json").exists()
+    assert track_run(run, out) == copied
+    assert [path.name for path in out.iterdir()] == ["run"]
+
+
+def test_a_run_is_tracked_from_inside_its_folder_without_its_own_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(make_run(tmp_path / "run", videos=False))
+    copied = track_run(Path(), Path("tracked"))
+    assert track_run(Path(), Path("tracked")) == copied

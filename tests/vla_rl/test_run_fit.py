@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 
 from sims.errors import UserError
 from tests.vla_rl.test_metrics import without_time
-from vla_rl.runners.fit import note_fitted_to, run_fit
+from vla_rl.runners.fit import fit_folder, run_fit
 from vla_rl.runs.checkpoint import latest_checkpoint
 
 STEPS = 12
@@ -76,6 +78,35 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path,
     """Its checkpoints would be taken for those of the fit, its metrics be overwritten."""
     (tmp_path / held).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / held).write_text("{}")
-    with pytest.raises(UserError, match="files of something else than such a fit; choose a new or an empty folder"):
-        note_fitted_to(tmp_path, {"seed": 0}, otherwise=UserError("of another seed"))
+    refused = pytest.raises(UserError, match="files of something else than such a fit; choose a new or an empty folder")
+    with refused, fit_folder(tmp_path, {"seed": 0}, otherwise=UserError("of another seed")):
+        pytest.fail("it was taken")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / held]
+
+
+FITTING = """
+import sys, time
+from pathlib import Path
+from sims.errors import UserError
+from vla_rl.runners.fit import fit_folder
+with fit_folder(Path(sys.argv[1]), {"seed": 0}, otherwise=UserError("of another seed")):
+    print("fitting", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_folder_in_which_another_process_fits_is_refused(tmp_path: Path) -> None:
+    """Each would delete the other's checkpoints and replace its metrics."""
+
+    def fit() -> None:
+        with fit_folder(tmp_path / "fit", {"seed": 0}, otherwise=UserError("of another seed")):
+            run(tmp_path / "fit")
+
+    command = [sys.executable, "-c", FITTING, str(tmp_path / "fit")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline()
+        with pytest.raises(UserError, match="is being written by another process"):
+            fit()
+        other.kill()
+    fit()
+    fit()

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 from policies.bundle import load_bundle
 from vla_rl.cli.main import main
+from vla_rl.runners.evaluate import locate
 from vla_rl.runs.listing import summarize
 from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.run_dir import load_experiment
@@ -79,6 +80,41 @@ def test_a_finished_run_is_extended_and_equals_a_whole_one(project: Path, tmp_pa
     results = [json.loads((one / "result.json").read_text()) for one in (run, project / "whole")]
     assert results[0]["rl"] == results[1]["rl"]
     assert load_experiment(run).algorithm.iterations == ALL
+
+
+def test_a_run_without_its_checkpoints_is_not_begun_again(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Extended, it would train from its first iteration on and replace the bundle."""
+    run = copy(project, tmp_path)
+    shutil.rmtree(run / "checkpoints")
+    before = (run / "metrics.jsonl").read_bytes()
+    words = train(run.parent, "short", "--resume", f"--algorithm.iterations={ALL}")
+    assert f"has no checkpoint of its {FIRST} iterations any longer" in refusal(capsys, words)
+    assert (run / "metrics.jsonl").read_bytes() == before
+    main(train(run.parent, "short", "--resume", f"--algorithm.iterations={FIRST}"))  # nothing is repeated
+
+
+def test_a_run_is_evaluated_elsewhere_with_its_own_seed(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text("seed: 7\nsim: {name: tabletop, tasks: [reach], num_envs: 1, max_steps: 8}\n")
+    capsys.readouterr()
+    main(["eval", str(project / "short"), "--sim", str(other), "--episodes=1", "--json"])
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["seed"] == load_experiment(project / "short").seed == 3
+    assert list(result["per_task"]) == ["reach"]
+
+
+def test_the_policy_of_a_run_that_has_begun_is_with_its_residual(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "imitation" / "bundle").mkdir(parents=True)
+    assert locate(tmp_path)[1] == tmp_path / "imitation" / "bundle"
+    (tmp_path / "residual").mkdir()
+    assert locate(tmp_path)[1] == tmp_path / "residual"
+    (tmp_path / "bundle").mkdir()
+    assert locate(tmp_path)[1] == tmp_path / "bundle"
 
 
 def test_an_extended_run_that_fails_has_no_result_of_before(

@@ -11,8 +11,12 @@ import torch
 from safetensors.torch import load_file
 
 from policies.device import CPU
+from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
+from policies.policy import RobotSpec
+from sims.errors import UserError
 from sims.vector_env import Observation
 from tests.vla_rl.scale_run import GRPO, PPO, SIM, experiment, numbers, run_to_end
+from tests.worlds import PointEnv
 from vla_rl.algorithms.decoupled import behavior_weight, decoupling_metrics, effective_share
 from vla_rl.algorithms.gate import GateConfig
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
@@ -23,7 +27,7 @@ from vla_rl.config.environments import make_env
 from vla_rl.distributed.arrays import PackedRecord, PackedTensors
 from vla_rl.rollouts.experience import Experience
 from vla_rl.rollouts.shard import Shard
-from vla_rl.rollouts.sharded import ShardedCollector, split_starts
+from vla_rl.rollouts.sharded import ShardedCollector, make_sharded, split_starts
 from vla_rl.rollouts.starts import TrainingStarts
 from vla_rl.runners.reinforce import load_algorithm, place_rollouts
 from vla_rl.runs.run_dir import open_run
@@ -52,6 +56,27 @@ def test_starts_of_a_group_stay_in_one_shard() -> None:
     starts = TrainingStarts(seed=0, num_tasks=1, failure_weight=0.0).take(2)
     shared = [start for start in starts for _ in range(3)]
     assert split_starts(shared, 2) == [shared[:3], shared[3:]]
+
+
+def test_the_environments_of_other_shards_are_closed_where_one_cannot_be_made() -> None:
+    """A sweep goes on with its next trial."""
+    opened: list[str] = []
+
+    class Counted(PointEnv):
+        def close(self) -> None:
+            opened.pop()
+
+    def make_env() -> PointEnv:
+        if opened:
+            raise UserError("no memory for another simulator")
+        opened.append("first shard")
+        return Counted(num_envs=2)
+
+    env = PointEnv(num_envs=4)
+    policy = GaussianPolicy(GaussianPolicyConfig(action_horizon=2), RobotSpec.of(env.spec))
+    with pytest.raises(UserError, match="no memory"):
+        make_sharded(make_env, 2)(env, policy, seed=0, failure_weight=0.0)
+    assert not opened
 
 
 def test_behavior_weights_by_hand() -> None:

@@ -4,9 +4,11 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ import torch
 from policies.bundle import save_bundle
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import RobotSpec
-from sims.errors import UserError
+from sims.errors import UserError, is_disk_full
 from sims.tabletop import TabletopConfig
 from tests.vla_rl.scale_run import numbers
 from tests.vla_rl.test_report import check
@@ -239,3 +241,15 @@ def finish_a_trial(space: Space, run_dir: Path, result: dict) -> None:
     assert outcome["rl"]["episodes"] == 2
     assert numbers(run_dir) == before
     assert (run_dir / "report.html").exists()
+
+
+def test_a_full_disk_that_the_study_meets_is_told_from_other_errors() -> None:
+    with closing(sqlite3.connect(":memory:")) as study:
+        study.execute("CREATE TABLE trials (name TEXT)")
+        study.execute("PRAGMA max_page_count = 2")
+        with pytest.raises(sqlite3.OperationalError, match="full") as full:
+            study.execute("INSERT INTO trials VALUES (?)", ("x" * 100_000,))
+        with pytest.raises(sqlite3.OperationalError, match="no such table") as other:
+            study.execute("SELECT * FROM none")
+    assert is_disk_full(full.value)
+    assert not is_disk_full(other.value)

@@ -109,9 +109,9 @@ class Eval:
     control: Control = "none"
     """change a part of what the policy observes, to show whether it makes use of it"""
     seed: Seed | None = None
-    """determines the start states and all noise (default: that of the run's own evaluation)"""
+    """determines the start states and all noise (default: that of the run's own evaluation; of a bundle, of --sim)"""
     device: str | None = None
-    """auto, cpu, cuda or cuda:N (default: as the run was configured)"""
+    """auto, cpu, cuda or cuda:N (default: as the run was configured; of a bundle, as --sim says)"""
     json: Json = False
 
     def run(self) -> Result:

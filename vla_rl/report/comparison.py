@@ -55,12 +55,12 @@ def _runs_table(runs: Mapping[str, RunData], colors: Mapping[str, int]) -> str:
     head = "".join(f'<th class="n">{title}</th>' for title in ("iterations", "before", "after", "gain", "wall time"))
     rows = []
     for name, run in runs.items():
-        before, after = run.before, run.after
+        before, after = run.before or run.imagined.get("before"), run.after or run.imagined.get("after")
         gain = signed(difference(before, after)[0]) if before and after else ABSENT
         cells = [
-            str(len(run.metrics)),
+            str(run.iterations),
             rate_cell(before),
-            rate_cell(after),
+            rate_cell(after) + " imagined" * bool(run.imagined),
             gain,
             duration(run.wall_s) if run.wall_s else ABSENT,
         ]

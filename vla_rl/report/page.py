@@ -75,7 +75,7 @@ def _headline(run: RunData) -> str:
         return imagined_headline(run.result)
     before, after = run.before, run.after
     if before is None or after is None:
-        done = len(run.metrics) + sum(len(one.metrics) for one in run.rounds)
+        done = run.iterations
         return f'<p class="lead">No final evaluation yet: {done} iteration{"s" * (done != 1)} recorded so far.</p>'
     gain, low, high = difference(before, after)
     cards = [

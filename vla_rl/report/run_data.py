@@ -70,6 +70,16 @@ class RunData:
         return Rate.of(self.result["rl"]) if "rl" in self.result else None
 
     @property
+    def imagined(self) -> dict[str, Rate]:
+        """Before and after, of a run without a simulator; empty for every other, and until it is complete."""
+        return {name: Rate.of(row) for name, row in self.result.get("imagined", {}).items()}
+
+    @property
+    def iterations(self) -> int:
+        """Recorded so far, in imagination too."""
+        return len(self.metrics) + sum(len(one.metrics) for one in self.rounds)
+
+    @property
     def stage_s(self) -> dict[str, float]:
         """Wall time of every stage that took some; empty until the run is complete."""
         return {name: value for name, value in self.result.get("wall_s", {}).items() if value}

@@ -35,14 +35,17 @@ def print_evaluation(result: Mapping[str, Any], console: Console | None = None) 
 
 
 def print_runs(runs: Sequence[RunSummary], console: Console | None = None) -> None:
-    """One line per run."""
+    """One line per run, then what is damaged."""
     columns = ("state", "stage", "iterations", "success", "last written", "MB")
     table = Table(Column("run", overflow="fold"), *columns, box=None, pad_edge=False)
     for run in runs:
         success = "" if run.success is None else _percent(run.success)
         cells = (escape(run.path), run.state, run.stage, str(run.iterations), success)
         table.add_row(*cells, f"{duration(run.age_s)} ago", f"{run.bytes / 1e6:.1f}")
-    (console or Console()).print(table)
+    console = console or Console()
+    console.print(table)
+    for damage in (run.damage for run in runs if run.damage):
+        console.print(damage, highlight=False, markup=False, soft_wrap=True)
 
 
 def success_line(result: Mapping[str, Any]) -> str:
@@ -82,13 +85,21 @@ def _imagined_line(result: Mapping[str, Any]) -> str:
 
 
 def comparison(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
-    """[{run, before, after}], success and interval of each; null where a run has no evaluation yet."""
+    """[{run, before, after, imagined}], success and interval of each; null where a run has no evaluation yet.
+
+    ``imagined``: {before, after} of a run without a simulator, else null.
+    """
 
     def plain(rate: Rate | None) -> dict[str, Any] | None:
         return None if rate is None else {"success": rate.success, "interval": [rate.low, rate.high]}
 
     return [
-        {"run": str(run_dir), "before": plain(run.before), "after": plain(run.after)}
+        {
+            "run": str(run_dir),
+            "before": plain(run.before),
+            "after": plain(run.after),
+            "imagined": {name: plain(rate) for name, rate in run.imagined.items()} or None,
+        }
         for run_dir, run in zip(run_dirs, map(read_run, run_dirs), strict=True)
     ]
 
@@ -117,12 +128,13 @@ def print_comparison(run_dirs: Sequence[Path], console: Console | None = None) -
         zip(unique_names(runs), runs, strict=True), key=lambda pair: -(pair[1].after.success if pair[1].after else -1)
     )
     for name, run in named:
-        before, after = run.before, run.after
+        before, after = run.before or run.imagined.get("before"), run.after or run.imagined.get("after")
         cells = ["", "not finished", "", "", ""]
         if before and after:
             gain, low, high = difference(before, after)
             gained = f"{100 * low:+.0f} to {100 * high:+.0f}"
-            cells = [_percent(before.success), _percent(after.success), _interval(after), f"{100 * gain:+.0f}", gained]
+            shown = _percent(after.success) + " imagined" * bool(run.imagined)
+            cells = [_percent(before.success), shown, _interval(after), f"{100 * gain:+.0f}", gained]
         table.add_row(escape(name), *cells, duration(run.wall_s) if run.wall_s else "")
     console = console or Console()
     console.print(table)

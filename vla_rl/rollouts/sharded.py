@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
@@ -200,10 +200,12 @@ def make_sharded(make_env: Callable[[], VectorEnv], count: int, *, pipelined: bo
     kind = PipelinedCollector if pipelined else ShardedCollector
 
     def make(env: VectorEnv, policy: Policy, **settings: Any) -> ShardedCollector:
-        return kind(
-            [Collector(make_env(), policy, shard=Shard(i, count), **settings) for i in range(count)],
-            shared_starts(env, seed=settings["seed"], failure_weight=settings["failure_weight"]),
-        )
+        with ExitStack() as opened:  # closes the environments of the first shards where a later one fails
+            envs = [opened.enter_context(closing(make_env())) for _ in range(count)]
+            collectors = [Collector(one, policy, shard=Shard(i, count), **settings) for i, one in enumerate(envs)]
+            starts = shared_starts(env, seed=settings["seed"], failure_weight=settings["failure_weight"])
+            opened.pop_all()
+        return kind(collectors, starts)
 
     return make
 

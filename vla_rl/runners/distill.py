@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.runners.demonstrations import record_policy
 from vla_rl.runners.evaluate import evaluate_policy
-from vla_rl.runners.fit import note_fitted_to, run_fit, settings_of_fit
+from vla_rl.runners.fit import fit_folder, run_fit, settings_of_fit
 from vla_rl.runs.run_dir import experiment_device, git_revision
 
 TIMED_CHUNKS = 50
@@ -46,12 +46,12 @@ def distill(experiment: Experiment, bundle: Path, out: Path) -> dict[str, Any]:
         teacher = load_bundle(bundle, robot=RobotSpec.of(env.spec), device=device)
         student = make_student(teacher, settings.denoising_steps, device)
         parent = read_bundle_info(bundle).sha256
-        _note_fit(experiment, out, teacher=parent)
-        store = EpisodeStore(out / "episodes", create=True)
-        if (missing := settings.episodes - len(store.entries())) > 0:
-            record_policy(experiment, env, store, bundle, episodes=missing)
-        fit_student(student, teacher, store, experiment, out)
-        save_bundle(student, out / "bundle", provenance=Provenance(git_revision=git_revision(), parent=parent))
+        with _fit_folder(experiment, out, teacher=parent):
+            store = EpisodeStore(out / "episodes", create=True)
+            if (missing := settings.episodes - len(store.entries())) > 0:
+                record_policy(experiment, env, store, bundle, episodes=missing)
+            fit_student(student, teacher, store, experiment, out)
+            save_bundle(student, out / "bundle", provenance=Provenance(git_revision=git_revision(), parent=parent))
         policies = {"teacher": teacher, "student": student.eval()}
         result: dict[str, Any] = {name: evaluated(policy, env, experiment) for name, policy in policies.items()}
     finally:
@@ -61,14 +61,14 @@ def distill(experiment: Experiment, bundle: Path, out: Path) -> dict[str, Any]:
     return result
 
 
-def _note_fit(experiment: Experiment, out: Path, *, teacher: str) -> None:
-    """Leave in ``out`` what the recorded episodes and the student depend on."""
+def _fit_folder(experiment: Experiment, out: Path, *, teacher: str) -> AbstractContextManager[None]:
+    """With what the recorded episodes and the student depend on."""
     settings = settings_of_fit(experiment, "seed", "precision", "sim", "start.observe_every", "distillation")
     otherwise = UserError(
         f"{out} holds a student of another policy, of other settings or another seed, or a part of its fit; choose "
         "another --out, or delete this one"
     )
-    note_fitted_to(out, {"settings": settings, "teacher": teacher}, otherwise=otherwise)
+    return fit_folder(out, {"settings": settings, "teacher": teacher}, otherwise=otherwise)
 
 
 def fit_student(student: Policy, teacher: Policy, store: EpisodeStore, experiment: Experiment, out: Path) -> None:
@@ -115,10 +115,17 @@ def chunk_ms(policy: Policy, obs: Observation) -> dict[str, float]:
     generator, state = make_generator(policy.device, 0), policy.initial_state(len(obs))
     times: dict[str, list[float]] = {"encode_ms": [], "act_ms": []}
     for _ in range(TIMED_CHUNKS):
-        started = time.perf_counter()
+        started = _done_s(policy.device)
         context, _ = policy.encode(obs, state)
-        encoded = time.perf_counter()
+        encoded = _done_s(policy.device)
         policy.act(context, generator)
         times["encode_ms"].append(encoded - started)
-        times["act_ms"].append(time.perf_counter() - encoded)
+        times["act_ms"].append(_done_s(policy.device) - encoded)
     return {name: 1e3 * statistics.median(values) for name, values in times.items()}
+
+
+def _done_s(device: torch.device) -> float:
+    """The time at which all that was launched on ``device`` is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -26,6 +26,7 @@ from sims.registry import (
     SimulatorConfig,
     evaluation_starts,
     evaluation_suites,
+    is_under_protocol,
     score_table,
     split_of,
     under_protocol,
@@ -263,16 +264,17 @@ def evaluate_path(
 ) -> dict[str, Any]:
     """``vla-rl eval``: a run's newest bundle, or a bundle, on held-out starts of a simulator's ``split``.
 
-    ``experiment``: whose simulator it is; None: that of the run itself, or that the bundle lies in. ``suites`` of the
-    simulator's benchmark are evaluated one after the other, ``episodes`` of each. ``device``: another one than the
-    experiment's. ``protocol``: with all settings of the benchmark's own, by default on all starts that it publishes.
+    ``experiment``: whose simulator it is, and for a bundle whose seed and device too; None: that of the run itself, or
+    that the bundle lies in. ``suites`` of the simulator's benchmark are evaluated one after the other, ``episodes`` of
+    each. ``device``: another one than the experiment's. ``protocol``: with all settings of the benchmark's own, by
+    default on all starts that it publishes. The benchmark's table of scores is of its protocol alone.
     """
-    bundle = path
+    bundle, sim = path, None if experiment is None else experiment.sim
     if experiment is None or (path / "config.yaml").exists():
         run_dir, bundle = locate(path)
-        experiment = experiment or load_experiment(run_dir)
+        experiment = load_experiment(run_dir)
     experiment = experiment if device is None else replace(experiment, device=device)
-    sim, seed = experiment.sim, experiment.evaluation_seed if seed is None else seed
+    sim, seed = experiment.sim if sim is None else sim, experiment.evaluation_seed if seed is None else seed
     if split is not None and protocol is not None:
         raise UserError(f"--protocol {protocol} has its own starts; leave out --split {split}")
     sim = sim if split is None else with_split(sim, split)
@@ -283,7 +285,7 @@ def evaluate_path(
     results = [evaluate_in(one, bundle, device=place, episodes=episodes, seed=seed, control=control) for one in configs]
     joined = join_suites(results) if suites else results[0]
     success = {result["simulator"]: result["success"] for result in results}
-    table = score_table(sim, success)
+    table = score_table(sim, success) if all(map(is_under_protocol, configs)) else None
     return joined if table is None else joined | {"suites": success, "score_table": table}
 
 
@@ -337,7 +339,7 @@ def join_suites(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def locate(path: Path) -> tuple[Path, Path]:
     """(run folder, bundle) of a run or a bundle inside one. UserError if there is neither."""
     if (path / "config.yaml").exists():
-        for bundle in (path / "bundle", path / "imitation" / "bundle"):
+        for bundle in (path / "bundle", path / "residual", path / "imitation" / "bundle"):
             if bundle.exists():
                 return path, bundle
         raise UserError(f"{path} has no bundle yet; go on with: vla-rl train ... --run-dir {path} --resume")

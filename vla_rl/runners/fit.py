@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,6 +21,7 @@ from vla_rl.runs.checkpoint import latest_checkpoint, load_checkpoint, save_chec
 from vla_rl.runs.metrics import MetricsWriter
 from vla_rl.runs.progress import progress
 from vla_rl.runs.quarantine import quarantine
+from vla_rl.runs.run_dir import FIT_NOTE, LOCK_FILE, lock_folder
 
 
 @runtime_checkable
@@ -91,21 +93,29 @@ def settings_of_fit(experiment: Experiment, *sections: str) -> dict[str, Any]:
     return {key: settings[key] for key in settings if among(key, sections) and not among(key, (*CHANGEABLE, *PATHS))}
 
 
-def note_fitted_to(
+@contextmanager
+def fit_folder(
     folder: Path, fitted_to: Mapping[str, Any], *, otherwise: UserError, beside: Sequence[str] = ()
-) -> None:
-    """Leave in ``folder`` what its fit depends on, as JSON values; raises ``otherwise`` where it is of something else.
+) -> Iterator[None]:
+    """``folder``, locked, with a note of what its fit depends on, as JSON values.
 
     Without this, checkpoints and models that are found there would be taken for those of the present settings, and
-    metrics there be overwritten: UserError where there is anything and no note. A note that is alone there is of a fit
-    that never began. ``beside``: names that say nothing of a fit.
+    metrics there be overwritten: UserError where there is anything and no note, where another process is fitting there,
+    and ``otherwise`` where the note is of something else. A note that is alone there is of a fit that never began.
+    ``beside``: names that say nothing of a fit.
     """
-    path = folder / "fitted_to.json"
-    found = {one.name for one in folder.iterdir()} - set(beside) if folder.exists() else set()
-    if found <= {path.name}:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, dict(fitted_to))
-    elif path.name not in found:
-        raise UserError(f"{folder} holds files of something else than such a fit; choose a new or an empty folder")
-    elif json.loads(path.read_text()) != json.loads(json.dumps(fitted_to)):
-        raise otherwise
+
+    def held() -> set[str]:
+        found = {one.name for one in folder.iterdir()} - {*beside, LOCK_FILE} if folder.exists() else set()
+        if found and FIT_NOTE not in found:
+            raise UserError(f"{folder} holds files of something else than such a fit; choose a new or an empty folder")
+        return found
+
+    held()  # before the lock is made: what is refused stays as it is
+    with lock_folder(folder):
+        path = folder / FIT_NOTE
+        if held() <= {FIT_NOTE}:
+            write_json(path, dict(fitted_to))
+        elif json.loads(path.read_text()) != json.loads(json.dumps(fitted_to)):
+            raise otherwise
+        yield

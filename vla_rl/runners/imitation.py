@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from sims.numbers.seeding import spawn_seed
 from vla_rl.algorithms.bc import BC, BCConfig
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.rewards.bundle import progress_sha256
-from vla_rl.runners.fit import note_fitted_to, run_fit, settings_of_fit
+from vla_rl.runners.fit import fit_folder, run_fit, settings_of_fit
 from vla_rl.runs.run_dir import experiment_device, git_revision
 from world_models.data.clip import LEARNED_FROM
 
@@ -41,12 +41,12 @@ def imitate(experiment: Experiment, folder: Path, *, store: Path | None) -> Path
         raise UserError("imitate needs episodes: give --store STORE, or start.store in a configuration that imitates")
     policy = new_policy(start, recorded_robot(store), seed=experiment.seed, device=experiment_device(experiment))
     source = cloning_source(experiment, store)
-    _note_fit(experiment, start, folder)
-    return clone(policy, [source], start.bc, folder, seed=experiment.seed, fit_normalizer=True)
+    with _fit_folder(experiment, start, folder):
+        return clone(policy, [source], start.bc, folder, seed=experiment.seed, fit_normalizer=True)
 
 
-def _note_fit(experiment: Experiment, start: Imitation, folder: Path) -> None:
-    """Leave in ``folder`` what the weights depend on beside the episodes, which a checkpoint names (WindowSampler)."""
+def _fit_folder(experiment: Experiment, start: Imitation, folder: Path) -> AbstractContextManager[None]:
+    """With what the weights depend on beside the episodes, which a checkpoint names (WindowSampler)."""
     settings = settings_of_fit(experiment, "seed", "precision", "start.policy", "start.bc")
     del settings["start.bc.progress"]
     otherwise = UserError(
@@ -58,7 +58,7 @@ def _note_fit(experiment: Experiment, start: Imitation, folder: Path) -> None:
         "backbone": None if start.backbone is None else backbone_sha256(start.backbone),
         "progress": None if start.bc.progress is None else progress_sha256(start.bc.progress),
     }
-    note_fitted_to(folder, fitted_to, otherwise=otherwise)
+    return fit_folder(folder, fitted_to, otherwise=otherwise)
 
 
 def new_policy(start: Imitation, robot: RobotSpec, *, seed: int, device: Device) -> Policy:

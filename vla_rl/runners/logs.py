@@ -23,7 +23,7 @@ from vla_rl.runners.imagination import Reinforce, Rounds, misled, missed, ship, 
 from vla_rl.runners.imitation import recorded_robot
 from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips, open_clips_for
 from vla_rl.runs.progress import console
-from vla_rl.runs.run_dir import Run, stage_seconds
+from vla_rl.runs.run_dir import Run, evaluation_seconds, stage_seconds
 from world_models.bundle import load_world_model
 from world_models.data.clip import Part
 from world_models.data.keyframes import Keyframes
@@ -148,6 +148,10 @@ def log_result(run: Run) -> dict[str, Any]:
         "trained": not stages["reinforce"]["refused"],
         "seed": run.experiment.seed,
         "episodes": stages["imagined_after"]["episodes"],
-        "wall_s": {"imitate": stages["imitate"]["wall_s"], "reinforce": stage_seconds(run.dir, "reinforce")},
+        "wall_s": {
+            "imitate": stages["imitate"]["wall_s"],
+            "reinforce": stage_seconds(run.dir, "reinforce"),
+            "eval": evaluation_seconds(run.dir),
+        },
         "command": (run.dir / "command.txt").read_text().strip(),
     }

@@ -26,7 +26,7 @@ from vla_rl.rewards.progress.assessment import assess_progress
 from vla_rl.rewards.progress.model import ProgressConfig, progress_targets
 from vla_rl.rewards.scorer import RewardModelError
 from vla_rl.runners.fit import run_fit
-from vla_rl.runners.reward import check_successes, new_reward_model, note_fit
+from vla_rl.runners.reward import check_successes, new_reward_model, reward_fit_folder
 from vla_rl.runs.progress import progress
 
 PAIRS = "pairs.jsonl"
@@ -52,13 +52,17 @@ def fit_preferences(
     check_successes(recorded, config)
     held_out = np.zeros(len(recorded), dtype=bool)
     held_out[recorded.parts(config.held_out)["report"]] = True
-    pairs = _labeled_pairs(config, recorded, held_out, folder, seed=seed, device=device)
-    fitted, reported = _divided(pairs, held_out)
-    torch.manual_seed(spawn_seed(seed, "preferences"))
-    index = np.flatnonzero(~held_out)
-    model = new_reward_model(PreferenceModel(config, recorded.sensors), config.backbone, recorded, index)
-    fit = PreferenceFit(device.place(model), recorded, fitted, seed=spawn_seed(seed, "fit"))
-    run_fit(fit, folder / "fit", title="preferences", shown="accuracy")
+    pairs = _pairs(config, recorded, held_out, seed=seed)
+    truth = np.append(recorded.success, pairs.rows)
+    with reward_fit_folder(folder / "fit", config, recorded, truth, seed=seed):
+        if not isinstance(config.labels, FileLabelsConfig):
+            pairs = _labeled(pairs, recorded, config, folder / PAIRS, device)
+        fitted, reported = _divided(pairs, held_out)
+        torch.manual_seed(spawn_seed(seed, "preferences"))
+        index = np.flatnonzero(~held_out)
+        model = new_reward_model(PreferenceModel(config, recorded.sensors), config.backbone, recorded, index)
+        fit = PreferenceFit(device.place(model), recorded, fitted, seed=spawn_seed(seed, "fit"))
+        run_fit(fit, folder / "fit", title="preferences", shown="accuracy")
     set_scale(model, recorded, index)
     report = {
         "preferences": str(folder),
@@ -71,26 +75,18 @@ def fit_preferences(
     return report
 
 
-def _labeled_pairs(
-    config: PreferenceConfig,
-    recorded: LabeledEpisodes,
-    held_out: Bool[np.ndarray, " F"],
-    folder: Path,
-    *,
-    seed: int,
-    device: Device,
+def _pairs(
+    config: PreferenceConfig, recorded: LabeledEpisodes, held_out: Bool[np.ndarray, " F"], *, seed: int
 ) -> Pairs:
-    """Of the file that ``config`` names, or drawn and labeled; ``folder`` keeps these, and goes on where it stopped."""
-    labels = config.labels
-    if isinstance(labels, FileLabelsConfig):
-        pairs = read_pairs(labels.path, recorded)
-    else:
-        rng = np.random.default_rng(spawn_seed(seed, "pairs"))
-        pairs = draw_pairs(recorded, held_out, config.pairs, rng)
-    note_fit(folder / "fit", config, recorded, np.append(recorded.success, pairs.rows), seed=seed)
-    if isinstance(labels, FileLabelsConfig):
-        return pairs
-    path, label = folder / PAIRS, LABELERS[type(labels)](recorded, labels, device)
+    """Of the file that ``config`` names, or drawn and without labels."""
+    if isinstance(config.labels, FileLabelsConfig):
+        return read_pairs(config.labels.path, recorded)
+    return draw_pairs(recorded, held_out, config.pairs, np.random.default_rng(spawn_seed(seed, "pairs")))
+
+
+def _labeled(pairs: Pairs, recorded: LabeledEpisodes, config: PreferenceConfig, path: Path, device: Device) -> Pairs:
+    """The file ``path`` keeps those that are labeled, and labeling goes on where it stopped."""
+    label = LABELERS[type(config.labels)](recorded, config.labels, device)
     done = read_pairs(path, recorded) if path.exists() else Pairs(pairs.rows[:0])
     with progress("pairs", len(pairs), done=len(done)) as advance:
         while len(done) < len(pairs):

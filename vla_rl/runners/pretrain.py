@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from sims.registry import pretraining_scenes
 from vla_rl.algorithms.pretraining import Pretraining
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, Imitation
-from vla_rl.runners.fit import note_fitted_to, run_fit, settings_of_fit
+from vla_rl.runners.fit import fit_folder, run_fit, settings_of_fit
 from vla_rl.runners.imitation import new_policy
 from vla_rl.runs.run_dir import experiment_device, git_revision
 
@@ -32,8 +33,8 @@ def pretrain(experiment: Experiment, run_dir: Path, *, out: Path) -> dict[str, A
     source = pretraining_scenes(experiment.sim)
     try:
         fit = Pretraining(policy, config, source, seed=experiment.seed, fit_normalizer=config.start is None)
-        _note_fit(experiment, policy, run_dir)
-        run_fit(fit, run_dir, title="pretrain", shown="landmark_loss")
+        with _fit_folder(experiment, policy, run_dir):
+            run_fit(fit, run_dir, title="pretrain", shown="landmark_loss")
         errors = {name: round(value, 4) for name, value in fit.evaluate().items()}
     finally:
         source.close()
@@ -52,8 +53,8 @@ def pretrain(experiment: Experiment, run_dir: Path, *, out: Path) -> dict[str, A
     return errors
 
 
-def _note_fit(experiment: Experiment, policy: Policy, run_dir: Path) -> None:
-    """Leave in ``run_dir`` what the weights depend on: of the simulator, what its scenes show."""
+def _fit_folder(experiment: Experiment, policy: Policy, run_dir: Path) -> AbstractContextManager[None]:
+    """With what the weights depend on: of the simulator, what its scenes show."""
     settings = settings_of_fit(experiment, "seed", "precision", "sim.name", "start.policy", "pretraining")
     del settings["pretraining.start"]
     start = experiment.pretraining.start
@@ -66,7 +67,7 @@ def _note_fit(experiment: Experiment, policy: Policy, run_dir: Path) -> None:
         "robot": asdict(policy.spec.robot),
         "start": None if start is None else backbone_sha256(start),
     }
-    note_fitted_to(run_dir, fitted_to, otherwise=otherwise)
+    return fit_folder(run_dir, fitted_to, otherwise=otherwise)
 
 
 def _new_policy(experiment: Experiment) -> Policy:

@@ -22,7 +22,7 @@ from vla_rl.rewards.progress.fit import ProgressFit
 from vla_rl.rewards.progress.model import ProgressConfig, ProgressModel, progress_targets
 from vla_rl.rewards.registry import PROGRESS_MODELS
 from vla_rl.runners.fit import run_fit
-from vla_rl.runners.reward import check_successes, new_reward_model, note_fit
+from vla_rl.runners.reward import check_successes, new_reward_model, reward_fit_folder
 
 
 def fit_progress(
@@ -39,11 +39,11 @@ def fit_progress(
     parts = recorded.parts(config.held_out)
     index = np.concatenate([parts["fit"], parts["threshold"]])
     index = index[~np.isnan(targets[index])]
-    note_fit(folder / "fit", config, recorded, targets, seed=seed)
     torch.manual_seed(spawn_seed(seed, "progress"))
     model = device.place(new_reward_model(ProgressModel(config, recorded.sensors), config.backbone, recorded, index))
     fit = ProgressFit(model, recorded, targets, index, seed=spawn_seed(seed, "fit"))
-    run_fit(fit, folder / "fit", title="progress", shown="loss")
+    with reward_fit_folder(folder / "fit", config, recorded, targets, seed=seed):
+        run_fit(fit, folder / "fit", title="progress", shown="loss")
     sha256 = save_reward_model(PROGRESS, model, folder, tasks=recorded.tasks)
     report = {
         "progress": str(folder),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,7 +39,7 @@ from vla_rl.rewards.labels import NEVER, LabeledEpisodes, Part
 from vla_rl.rewards.scorer import RewardModelError, Scorer, ScorerConfig
 from vla_rl.rewards.scorer_fit import logits
 from vla_rl.runners.evaluate import PolicyActor, run_episodes
-from vla_rl.runners.fit import note_fitted_to, run_fit
+from vla_rl.runners.fit import fit_folder, run_fit
 from vla_rl.runs.run_dir import experiment_device
 
 MINED_RATE = 0.3  # learning rate of the second round, relative to the first: it corrects and does not start again
@@ -59,11 +60,12 @@ def fit_classifier(
     recorded = _labeled(stores, config, config.cameras)
     parts = dict(recorded.parts(config.held_out))
     _check_parts(recorded, parts, config)
-    note_fit(folder / "fit", config, recorded, np.packbits([*recorded.success, *recorded.unclear]), seed=seed)
     torch.manual_seed(spawn_seed(seed, "classifier"))
     model = SuccessClassifier(config, recorded.sensors)
     model = device.place(new_reward_model(model, config.backbone, recorded, parts["fit"]))
-    found = _fit(model, recorded, parts["fit"], folder / "fit", seed=seed)
+    truth = np.packbits([*recorded.success, *recorded.unclear])
+    with reward_fit_folder(folder / "fit", config, recorded, truth, seed=seed):
+        found = _fit(model, recorded, parts["fit"], folder / "fit", seed=seed)
     _set_threshold(model, recorded, parts["threshold"])
     sha256 = save_reward_model(CLASSIFIER, model, folder, tasks=recorded.tasks)
     report = {
@@ -106,8 +108,10 @@ def check_successes(recorded: LabeledEpisodes, config: ScorerConfig) -> None:
         )
 
 
-def note_fit(folder: Path, config: object, recorded: LabeledEpisodes, truth: np.ndarray, *, seed: int) -> None:
-    """Leave what the weights depend on; RewardModelError where others were fitted in ``folder``.
+def reward_fit_folder(
+    folder: Path, config: object, recorded: LabeledEpisodes, truth: np.ndarray, *, seed: int
+) -> AbstractContextManager[None]:
+    """With what the weights depend on; RewardModelError where others were fitted in ``folder``.
 
     ``truth``: what the observations are labeled with.
     """
@@ -117,7 +121,8 @@ def note_fit(folder: Path, config: object, recorded: LabeledEpisodes, truth: np.
     otherwise = RewardModelError(
         f"{folder.parent} holds a fit with other settings, episodes or labels; choose another --out, or delete {folder}"
     )
-    note_fitted_to(folder, {"settings": settings, "seed": seed, "episodes": labels.hexdigest()}, otherwise=otherwise)
+    fitted_to = {"settings": settings, "seed": seed, "episodes": labels.hexdigest()}
+    return fit_folder(folder, fitted_to, otherwise=otherwise)
 
 
 def _check_parts(recorded: LabeledEpisodes, parts: Parts, config: SuccessClassifierConfig) -> None:

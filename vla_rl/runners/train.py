@@ -43,7 +43,7 @@ from vla_rl.runners.videos import write_task_videos
 from vla_rl.runs.failures import FailureLog
 from vla_rl.runs.progress import progress
 from vla_rl.runs.result import RESULT_FILE
-from vla_rl.runs.run_dir import Run, check_folder, open_run, read_stages, stage_seconds
+from vla_rl.runs.run_dir import Run, check_folder, evaluation_seconds, open_run, read_stages, stage_seconds
 from vla_rl.runs.watchdog import watched
 from vla_rl.termination import terminable
 
@@ -266,7 +266,7 @@ def simulated_result(run: Run) -> dict[str, Any]:
             "collect": stages.get("demonstrate", {}).get("wall_s", 0.0),
             "bc": stages["imitate"]["wall_s"],
             "rl": stage_seconds(run.dir, "reinforce"),
-            "eval": round(stages["evaluate_before"]["wall_s"] + stages["evaluate_after"]["wall_s"], 2),
+            "eval": evaluation_seconds(run.dir),
         },
         "command": (run.dir / "command.txt").read_text().strip(),
     }

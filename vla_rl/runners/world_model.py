@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from sims.vector_env import EnvSpec, VectorEnv
 from vla_rl.config.imagination import WorldModelConfig
 from vla_rl.config.loader import flat_settings
 from vla_rl.runners.checks import check_tasks
-from vla_rl.runners.fit import note_fitted_to, run_fit
+from vla_rl.runners.fit import fit_folder, run_fit
 from vla_rl.runners.world_model_videos import write_evaluation_videos
 from world_models.bundle import FittedWorldModel, WorldModelInfo, check_robot, load_world_model, save_world_model
 from world_models.data.clip import Part, first_history
@@ -132,19 +133,21 @@ def fit_world_model(
     robot = robot_of(stores, clips)
     success_observations(clips, config.reward_model)
     earlier = load_world_model(start, device) if start is not None else None
-    _note_fit(directory, config, [clips, calibration], seed=seed, start=earlier)
     path = directory / WORLD_MODEL_FILE
-    if not path.exists():
-        dynamics = fit_dynamics(
-            config, config.dynamics, clips, robot, directory / "dynamics", seed=seed, start=earlier, device=device
-        )
-        reward_model, metrics = fit_reward_model(
-            config, dynamics, clips, calibration, directory / "reward_model", seed=seed, policy=policy
-        )
-        reference, every = reference_error(dynamics, calibration, seed=seed), config.imagined_env.reward_every
-        save_world_model(dynamics, reward_model, path, reference_error=reference, metrics=metrics, reward_every=every)
-    if config.no_action_steps:
-        _fit_baseline(config, clips, robot, directory, seed=seed, device=device)
+    with _fit_folder(directory, config, [clips, calibration], seed=seed, start=earlier):
+        if not path.exists():
+            dynamics = fit_dynamics(
+                config, config.dynamics, clips, robot, directory / "dynamics", seed=seed, start=earlier, device=device
+            )
+            reward_model, metrics = fit_reward_model(
+                config, dynamics, clips, calibration, directory / "reward_model", seed=seed, policy=policy
+            )
+            reference, every = reference_error(dynamics, calibration, seed=seed), config.imagined_env.reward_every
+            save_world_model(
+                dynamics, reward_model, path, reference_error=reference, metrics=metrics, reward_every=every
+            )
+        if config.no_action_steps:
+            _fit_baseline(config, clips, robot, directory, seed=seed, device=device)
     return {"world": str(path), **load_world_model(path).info.metrics}
 
 
@@ -164,15 +167,15 @@ def _fit_baseline(
     save_world_model(dynamics, reward_model, path, reference_error=1.0, metrics={}, reward_every=every)
 
 
-def _note_fit(
+def _fit_folder(
     directory: Path,
     config: WorldModelConfig,
     clips: Sequence[ClipSampler],
     *,
     seed: int,
     start: FittedWorldModel | None,
-) -> None:
-    """Leave in ``directory`` what its models depend on. WorldModelError where that differs."""
+) -> AbstractContextManager[None]:
+    """With what its models depend on. WorldModelError where that differs."""
     settings = {name: value for name, value in flat_settings(config).items() if not name.startswith(USE_SETTINGS)}
     settings["imagined_env.reward_every"] = config.imagined_env.reward_every  # thresholds are set with it
     episodes = hashlib.sha256("".join(part.outcomes() for part in clips).encode()).hexdigest()
@@ -181,7 +184,7 @@ def _note_fit(
         f"{directory} holds a world model, or a part of its fit, with other settings, episodes or another seed; "
         "choose another folder (--out), or delete this one"
     )
-    note_fitted_to(directory, fitted_to, otherwise=otherwise, beside=(EPISODES, CLONE))
+    return fit_folder(directory, fitted_to, otherwise=otherwise, beside=(EPISODES, CLONE))
 
 
 def fit_dynamics(

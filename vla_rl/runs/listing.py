@@ -13,7 +13,7 @@ from sims.errors import UserError
 from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.quarantine import QUARANTINE
 from vla_rl.runs.result import RESULT_FILE, read_result
-from vla_rl.runs.run_dir import CONFIG_FILE, read_stages
+from vla_rl.runs.run_dir import CONFIG_FILE, LOCK_FILE, read_stages
 
 State = Literal["running", "finished", "failed", "stopped", "damaged"]
 NESTING = 3  # folders below the one that is given
@@ -67,7 +67,7 @@ def summarize(run_dir: Path) -> RunSummary:
 
 
 def state_of(run_dir: Path) -> State:
-    if _is_locked(run_dir / ".lock"):
+    if _is_locked(run_dir / LOCK_FILE):
         return "running"
     if (run_dir / RESULT_FILE).exists():
         return "finished"

@@ -17,7 +17,7 @@ from policies.device import Device, select_device
 from sims.errors import UserError, is_disk_full, reason
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.config.loader import load_config, save_config
-from vla_rl.runs.changes import check_changes
+from vla_rl.runs.changes import EVALUATIONS, check_changes
 from vla_rl.runs.checkpoint import iteration_of, latest_checkpoint
 from vla_rl.runs.metrics import METRICS_FILE, read_metrics
 from vla_rl.runs.progress import console
@@ -25,6 +25,7 @@ from vla_rl.runs.result import RESULT_FILE
 from vla_rl.runs.watchdog import watched
 
 CONFIG_FILE, STAGES_FILE, CHECKPOINTS = "config.yaml", "stages.json", "checkpoints"
+LOCK_FILE = ".lock"
 FIT_NOTE = "fitted_to.json"  # what a fit in the folder depends on (vla_rl/runners/fit.py)
 SWEEP_FILE = "sweep.yaml"
 # A folder that has one of them and no CONFIG_FILE is of something else: a run would take them for its own.
@@ -135,6 +136,11 @@ def stage_seconds(run_dir: Path, name: str) -> float:
     return round(max([own, *iterations]), 2)
 
 
+def evaluation_seconds(run_dir: Path) -> float:
+    """Wall-clock seconds of the final evaluations, controls included."""
+    return round(sum(one["wall_s"] for name, one in read_stages(run_dir).items() if name in EVALUATIONS), 2)
+
+
 def check_folder(experiment: Experiment, directory: Path, *, resume: bool) -> set[str]:
     """Completed stages that changed settings make pending again; changes nothing.
 
@@ -154,10 +160,16 @@ def check_folder(experiment: Experiment, directory: Path, *, resume: bool) -> se
         return set()
     if not resume:
         raise UserError(f"{directory} already holds a run; add --resume to continue, or choose another --run-dir")
-    read_stages(directory)
+    reinforced = read_stages(directory).get("reinforce", {}).get("iterations", 0)
     latest = latest_checkpoint(directory / CHECKPOINTS)
     done = iteration_of(latest) if latest is not None else 0
-    return check_changes(load_config(Experiment, config), experiment, done=done, where=str(directory))
+    repeated = check_changes(load_config(Experiment, config), experiment, done=done, where=str(directory))
+    if latest is None and reinforced and "reinforce" in repeated:
+        raise UserError(
+            f"{directory} has no checkpoint of its {reinforced} iterations any longer, so it cannot go on; start "
+            f"another run from its policy: --start.name bundle --start.path {directory / 'bundle'}"
+        )
+    return repeated
 
 
 def open_run(experiment: Experiment, directory: Path, *, resume: bool, command: str) -> Run:
@@ -184,7 +196,7 @@ def lock_folder(directory: Path) -> TextIO:
     """Make the folder and keep other processes from writing it until the file is closed. UserError where one does."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / ".lock").open("w")
+        lock = (directory / LOCK_FILE).open("w")
     except OSError as error:
         if is_disk_full(error):
             raise

@@ -32,13 +32,16 @@ def track_run(run_dir: Path, out: Path) -> dict[str, Any]:
     if folder.exists() and not (folder / LIST_FILE).is_file():
         raise UserError(f"{folder} exists and is no copy of a run; choose another --out")
     found = (path for name in KEPT for path in run_dir.rglob(name) if path.is_file())
-    files = sorted(path for path in found if "wandb" not in path.relative_to(run_dir).parts)
-    shutil.rmtree(folder, ignore_errors=True)
-    hashes = {}
+    known = (path for path in found if "wandb" not in path.relative_to(run_dir).parts)
+    files = sorted(path for path in known if out.resolve() not in path.resolve().parents)
+    unfinished, hashes = folder.with_name(f".{folder.name}.partial"), {}
+    shutil.rmtree(unfinished, ignore_errors=True)
     for path in files:
         name, data = path.relative_to(run_dir), path.read_bytes()
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
+        (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
+        (unfinished / name).write_bytes(data)
         hashes[str(name)] = hashlib.sha256(data).hexdigest()
-    write_json(folder / LIST_FILE, hashes)
+    write_json(unfinished / LIST_FILE, hashes)
+    shutil.rmtree(folder, ignore_errors=True)
+    unfinished.rename(folder)
     return {"folder": str(folder), "files": len(files), "bytes": sum(path.stat().st_size for path in files)}
