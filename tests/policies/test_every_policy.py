@@ -34,7 +34,7 @@ def policy(request: pytest.FixtureRequest) -> Policy[Any, Any]:
     made.fit_normalizer(torch.randn(50, 5), torch.rand(50, 3) - 0.4)
     with torch.no_grad():
         for parameter in made.parameters():
-            parameter += 0.05 * torch.randn_like(parameter)
+            parameter.add_(0.05 * torch.randn_like(parameter))
     return made
 
 
@@ -96,7 +96,7 @@ def test_a_stored_record_is_read_with_the_present_weights(policy: Policy[Any, An
     sample, record = policy.sample(context, generator()), policy.store(context)
     with torch.no_grad():
         for parameter in trained_parameters(policy):
-            parameter += 0.02 * torch.randn_like(parameter)
+            parameter.add_(0.02 * torch.randn_like(parameter))
     log_prob = policy.log_prob(policy.restore(record), sample.trace)
     expected = policy.log_prob(encode(policy, observe(6)), sample.trace)
     torch.testing.assert_close(log_prob, expected, atol=3e-4, rtol=1e-4)
@@ -121,7 +121,7 @@ def test_steps_that_are_not_trained_keep_the_weights_that_exploration_begins_wit
     torch.testing.assert_close(early, present)
     with torch.no_grad():
         for parameter in trained_parameters(policy):
-            parameter += 0.05 * torch.randn_like(parameter)
+            parameter.add_(0.05 * torch.randn_like(parameter))
     present, after = predicted()
     torch.testing.assert_close(after, early)
     assert not torch.allclose(present, early, atol=1e-2)

@@ -35,7 +35,7 @@ def exploring(version: str, kernel: str) -> Policy:
     made = build_policy(toy(version, KERNELS[kernel]), ROBOT)
     with torch.no_grad():
         for parameter in made.parameters():
-            parameter += 0.05 * torch.randn_like(parameter)
+            parameter.add_(0.05 * torch.randn_like(parameter))
     return made.requires_grad_(False)
 
 
@@ -48,13 +48,14 @@ def test_what_is_not_executed_follows_the_flow(policy: Policy) -> None:
     """Each step of the chain, for the elements that are not executed, is the Euler step of the network's velocity."""
     context: Any = encode(policy, observe(4))
     sample = policy.sample(context, torch.Generator().manual_seed(0))
+    predict: Any = policy.predict
     trace: Any = sample.trace
     states = trace.states
     assert states.shape == (4, 4, 12, 8) and sample.log_prob.shape[2:] == (8, 3)
     rest = torch.ones(12, 8, dtype=torch.bool)
     rest[:8, :3] = False
     t = time_grid(3)[:3].expand(4, -1)
-    velocity = policy.predict(context)(states[:, :-1], t).target  # type: ignore[attr-defined]
+    velocity = predict(context)(states[:, :-1], t).target
     euler = states[:, :-1] - velocity / 3
     torch.testing.assert_close(states[:, 1:][..., rest], euler[..., rest], atol=1e-5, rtol=0)
     assert (states[:, 1:] - euler)[..., ~rest].abs().max() > 0.05

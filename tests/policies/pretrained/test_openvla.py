@@ -101,7 +101,7 @@ def test_adapted_layers_start_as_they_were_and_alone_are_trained(config: OpenVLA
     set_frozen(adapted, ("encoder", "head"))
     with torch.no_grad():
         for parameter in adapted.parameter_groups()["lora"]:
-            parameter += 0.1
+            parameter.add_(0.1)
     context = encode(adapted, observe(3))
     sample = adapted.sample(context, generator())
     log_prob = adapted.log_prob(adapted.restore(adapted.store(context)), sample.trace)
@@ -168,7 +168,7 @@ def test_a_checkpoint_without_its_vision_stops() -> None:
 def test_published_size() -> None:
     """7.5 B: Llama 6738.9 M with 64 more tokens, the vision models without their last blocks, the projector 71.4 M."""
     with torch.device("meta"):
-        network: Any = build_policy(OpenVLAConfig(), ROBOT).network  # type: ignore[attr-defined]
+        network: Any = build_policy(OpenVLAConfig(), ROBOT).network
     parts = [network.language, network.embed_tokens, network.lm_head]
     llama = sum(parameter.numel() for part in parts for parameter in part.parameters())
     assert llama == 6_738_415_616 + 2 * 64 * 4096
@@ -178,7 +178,7 @@ def test_published_size() -> None:
 @pytest.mark.parametrize("config", [OPENVLA, replace(OPENVLA, proprio=True), OPENVLA_OFT])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_size_of_a_record_is_predicted(config: OpenVLAConfig, precision: Any) -> None:
-    policy = build_policy(config, SMALL_ROBOT)
+    policy: Any = build_policy(config, SMALL_ROBOT)
     policy.precision = precision
     context = encode(policy, observe(3))
     made = context.hidden.nbytes + (0 if context.cache is None else context.cache.keys_values.nbytes)

@@ -23,8 +23,8 @@ TINY = SmolVLAConfig(
     vocabulary=512,
     shuffle=2,
     vision=VisionConfig(width=32, mlp_width=64, depth=2, heads=2, image_size=64, patch_size=16),
-    language=DecoderConfig(width=96, mlp_width=128, family="llama", norm_eps=1e-5, **HEADS),  # type: ignore[arg-type]
-    expert=DecoderConfig(width=72, mlp_width=256, family="llama", norm_eps=1e-5, **HEADS),  # type: ignore[arg-type]
+    language=DecoderConfig(width=96, mlp_width=128, family="llama", norm_eps=1e-5, **HEADS),
+    expert=DecoderConfig(width=72, mlp_width=256, family="llama", norm_eps=1e-5, **HEADS),
 )
 
 
