@@ -16,7 +16,9 @@ from vla_rl.bench.corrections import page_rows
 @needs_chromium
 def test_frames_and_keys_are_timed_in_a_browser() -> None:
     command = [sys.executable, "-m", "vla_rl.cli", "bench", "hil", "--seconds", "2", "--json"]
-    result = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
     value = {row["name"]: row["value"] for row in result["rows"]}
     for name in ("glass to glass p50", "input to command p50", "input to command p95"):
         assert value[name] > 0

@@ -10,8 +10,10 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from policies.bundle import save_bundle
 from policies.policy import RobotSpec
 from policies.registry import DEFAULT_POLICY, build_policy
 from real_robot.corrections.attempt import ExecutedStep
+from real_robot.corrections.server import CorrectionServer
 from real_robot.corrections.settings import ControlSettings
 from sims.errors import UserError
 from sims.registry import make_env
@@ -28,6 +31,11 @@ from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.experiment import Experiment
 from vla_rl.runners.corrections import serving
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+START_S = 120.0  # how long a loaded machine may take to open the page
+
 # axis and sign that each key moves
 KEYS: Mapping[str, tuple[int, int]] = {"KeyW": (0, -1), "KeyS": (0, 1), "KeyD": (1, 1), "KeyA": (1, -1)}
 RECORD_KEYS = """
@@ -35,6 +43,22 @@ addEventListener("keydown", (event) => {
   if (!event.repeat) (window.pressed ??= []).push([event.code, (performance.timeOrigin + event.timeStamp) / 1000]);
 }, true);
 """
+
+
+@dataclass(frozen=True)
+class Driven:
+    """What was seen while a browser drove for ``seconds``.
+
+    ``drawn_ms``: of each frame; ``pressed``: code and Unix time [s] of each key. ``steps``: executed, ``first`` of them
+    before. ``used_s``: processor time of this process's threads, by name.
+    """
+
+    seconds: float
+    drawn_ms: list[float]
+    pressed: list[tuple[str, float]]
+    steps: Sequence[ExecutedStep]
+    first: int
+    used_s: Mapping[str, float]
 
 
 def page_rows(seconds: float) -> list[Row]:
@@ -56,46 +80,52 @@ def page_rows(seconds: float) -> list[Row]:
         server = stack.enter_context(serving(folder / "given", config, folder / "out", experiment=experiment))
         playwright = stack.enter_context(sync_playwright())
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 860})
-        page.add_init_script(RECORD_KEYS)
-        page.goto(server.invite())
-        page.wait_for_selector("#camera-0")
-        page.keyboard.press("t")
-        page.wait_for_selector("#mode[data-mode=human]")
-        page.evaluate("vlaRlLatencies.length = 0")
-        page.keyboard.down("Shift")
-        before, steps_before, began = _processor_s(), len(server.robot.session.attempt.steps), time.monotonic()
-        while time.monotonic() < began + seconds:
-            for key in ("w", "s", "a", "d"):
-                page.keyboard.down(key)
-                page.wait_for_timeout(120)
-                page.keyboard.up(key)
-        took = time.monotonic() - began
-        used = defaultdict(float, {name: now - before[name] for name, now in _processor_s().items()})
-        drawn, pressed = page.evaluate("vlaRlLatencies"), page.evaluate("pressed")
-        steps = server.robot.session.attempt.steps
+        driven = _drive(browser.new_page(viewport={"width": 1280, "height": 860}), server, seconds)
         browser.close()
-    applied = [since for code, at_s in pressed if (since := _to_command_ms(code, at_s, steps)) is not None]
-    streams = len(server.robot.frames.cameras)
+    per_stream, control_hz = 1 / driven.seconds / len(server.robot.frames.cameras), server.robot.session.spec.control_hz
+    to_command = (_to_command_ms(code, at_s, driven.steps) for code, at_s in driven.pressed)
+    applied = [since for since in to_command if since is not None]
+    rate = round((len(driven.steps) - driven.first) / driven.seconds, 1)
     return [
         *(
             row(f"{name} p{share}", round(float(np.percentile(values, share)), 2), "ms")
-            for name, values in (("glass to glass", drawn), ("input to command", applied))
+            for name, values in (("glass to glass", driven.drawn_ms), ("input to command", applied))
             for share in (50, 95)
         ),
-        row("frames drawn", len(drawn), "1"),
+        row("frames drawn", len(driven.drawn_ms), "1"),
         row("keys pressed", len(applied), "1"),
-        row(
-            "control steps per second",
-            round((len(steps) - steps_before) / took, 1),
-            "1/s",
-            against=f"{server.robot.session.spec.control_hz:g} of the robot",
-        ),
+        row("control steps per second", rate, "1/s", against=f"{control_hz:g} of the robot"),
         *(
-            row(f"processor time of {what} per stream", round(used[name] / took / streams, 4), "cores")
+            row(f"processor time of {what} per stream", round(driven.used_s[name] * per_stream, 4), "cores")
             for what, name in (("encoding", "frames"), ("serving", "web server"), ("rendering", "tabletop-render"))
         ),
     ]
+
+
+def _drive(page: Page, server: CorrectionServer, seconds: float) -> Driven:
+    """Take over, then press the keys that move, one after another."""
+    page.set_default_timeout(1000 * START_S)
+    page.add_init_script(RECORD_KEYS)
+    page.goto(server.invite())
+    page.wait_for_selector("#mode[data-mode=policy]")
+    page.keyboard.press("t")
+    page.wait_for_selector("#mode[data-mode=human]")
+    page.evaluate("vlaRlLatencies.length = 0")
+    page.keyboard.down("Shift")
+    before, first, began = _processor_s(), len(server.robot.session.attempt.steps), time.monotonic()
+    while time.monotonic() < began + seconds:
+        for key in ("w", "s", "a", "d"):
+            page.keyboard.down(key)
+            page.wait_for_timeout(120)
+            page.keyboard.up(key)
+    return Driven(
+        seconds=time.monotonic() - began,
+        drawn_ms=page.evaluate("vlaRlLatencies"),
+        pressed=page.evaluate("pressed"),
+        steps=server.robot.session.attempt.steps,
+        first=first,
+        used_s=defaultdict(float, {name: now - before[name] for name, now in _processor_s().items()}),
+    )
 
 
 def _save_untrained(sim: TabletopConfig, path: Path) -> None:
