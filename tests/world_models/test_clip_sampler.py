@@ -134,6 +134,16 @@ def test_outcomes_tell_what_labels_change(tmp_path: Path) -> None:
     assert len(set(told)) == 5
 
 
+def test_outcomes_tell_what_is_trimmed(tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path, create=True)
+    id = store.add(make_episode(steps=6))
+    told = [ClipSampler([store], action_horizon=H).outcomes()]
+    for end in (6, 5):
+        store.trim(id, 1, end, author="anna")
+        told.append(ClipSampler([store], action_horizon=H).outcomes())
+    assert told == [f"{id} True\n", f"{id} (1, 6) True\n", f"{id} (2, 6) True\n"]
+
+
 def _failed(clips: ClipSampler, episode: int) -> bool:
     return float(clips.clip(episode, len(clips.observation_steps(episode)) - 1, 0).state[0, 0]) < 1
 

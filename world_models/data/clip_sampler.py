@@ -142,10 +142,11 @@ class ClipSampler:
         return int(self._steps[episode][labelled][0])
 
     def outcomes(self) -> str:
-        """A line on every episode: its id, its outcome, and the observations that labels say show success."""
+        """A line on every episode: its id, its span, its outcome, and the observations that labels say show success."""
         shown = ["" if one is None else f" {np.flatnonzero(one).tolist()}" for one in self._labelled]
-        lines = zip(self.entries, self._outcomes, shown, strict=True)
-        return "".join(f"{entry.id} {outcome}{labelled}\n" for entry, outcome, labelled in lines)
+        spans = ["" if entry.span is None else f" {entry.span}" for entry in self.entries]
+        lines = zip(self.entries, spans, self._outcomes, shown, strict=True)
+        return "".join(f"{entry.id}{span} {outcome}{labelled}\n" for entry, span, outcome, labelled in lines)
 
     def actions(self, episode: int) -> Float[Tensor, "T A"]:
         """All actions of an episode."""
