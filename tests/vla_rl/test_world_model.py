@@ -39,7 +39,7 @@ from vla_rl.runners.world_model import (
 from vla_rl.runners.world_model_videos import KEY_SPEED, KEY_STEPS, key_actions
 from vla_rl.runs.run_dir import Run
 from world_models.bundle import load_world_model, save_world_model
-from world_models.data.clip import HELD_OUT
+from world_models.data.clip import HELD_OUT, part_of
 from world_models.data.keyframes import RecordedStarts
 from world_models.evaluation.action_sequences import startable
 from world_models.imagined_env import ImaginedEnvConfig
@@ -202,6 +202,18 @@ def test_the_environments_cameras_are_predicted_whatever_a_store_holds(tmp_path:
         rounds.fit(0, bundle)
         assert rounds.evaluate(0)["episodes"] > 0
     assert load_world_model(rounds.folder(0) / WORLD_MODEL_FILE).info.robot == dot_episodes.ROBOT
+
+
+def test_calibration_episodes_have_the_cameras_of_the_model_in_its_order(tmp_path: Path) -> None:
+    """The first store has none of them, and the second was recorded with another order."""
+    few = dot_episodes.store(tmp_path / "few", 4)
+    assert {part_of(entry) for entry in few.select()} == {"fit"}
+    other = changed_store(tmp_path / "other", lambda one: replace(one, images=dict(reversed(one.images.items()))))
+    for name, cameras in (("first", None), ("named", dot_episodes.ROBOT.cameras)):
+        fit_world_model(ONE_STEP, [few.path, other], tmp_path / name, seed=0, cameras=cameras)
+    first, named = (load_world_model(tmp_path / name / WORLD_MODEL_FILE) for name in ("first", "named"))
+    assert first.info.robot.cameras == dot_episodes.ROBOT.cameras
+    assert first.sha256 == named.sha256
 
 
 def test_a_fitted_world_model_is_evaluated_in_its_own_chunks(tmp_path: Path) -> None:

@@ -128,8 +128,8 @@ def fit_world_model(
     ``cameras``: to predict, in this order; None: all that were recorded. ``policy``: the reward model starts from its
     encoder, if it has one of the same settings. ``start``: an earlier world model whose dynamics are fitted further.
     """
-    parts: tuple[Part, Part] = ("fit", "calibration")
-    clips, calibration = (open_clips(stores, config.dynamics, part, cameras=cameras) for part in parts)
+    clips = open_clips(stores, config.dynamics, "fit", cameras=cameras)
+    calibration = open_clips(stores, config.dynamics, "calibration", cameras=clips.cameras)
     robot = robot_of(stores, clips)
     success_observations(clips, config.reward_model)
     earlier = load_world_model(start, device) if start is not None else None
