@@ -78,7 +78,7 @@ def test_a_reward_is_fitted_to_what_it_says(llava: Path, tmp_path: Path) -> None
     config = PreferenceConfig(labels=labels, encoder=ENCODER, steps=4, batch_size=8, pairs=50, min_successes=6)
     report = fit_preferences(config, [tmp_path / "a"], tmp_path / "out", seed=0)
     recorded = LabeledEpisodes([EpisodeStore(tmp_path / "a")])
-    pairs = read_pairs(tmp_path / "out" / "pairs.jsonl", recorded)
+    pairs = read_pairs(tmp_path / "out" / "fit" / "pairs.jsonl", recorded)
     again = VlmLabels(recorded, labels, CPU)(pairs.first[:8], pairs.second[:8])
     assert (len(pairs), pairs.preferred[:8].tolist()) == (50, again.tolist())
     assert report["accuracy"]["total"] == report["data"]["report"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from vla_rl.rewards.scorer import RewardModelError
 from vla_rl.rewards.scorer_fit import logits
 from vla_rl.runners.preferences import fit_preferences
 from vla_rl.runners.progress import assess_progress_stores
+from vla_rl.runs.run_dir import FIT_NOTE
 
 SMALL = PreferenceConfig(encoder=ENCODER, steps=100, batch_size=32, learning_rate=3e-3, shift=1, pairs=1500)
 
@@ -162,7 +164,7 @@ def test_labels_of_a_file_are_learned_whatever_they_say(tmp_path: Path) -> None:
     """All turned around: the model prefers what the truth does not."""
     path = store_of(tmp_path / "a")
     fit_preferences(dataclasses.replace(SMALL, steps=2), [path], tmp_path / "truth", seed=0)
-    lines = [json.loads(line) for line in (tmp_path / "truth" / "pairs.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "truth" / "fit" / "pairs.jsonl").read_text().splitlines()]
     turned = [{**line, "preferred": {0: 1, 1: 0, -1: -1}[line["preferred"]]} for line in lines]
     (tmp_path / "turned.jsonl").write_text("".join(json.dumps(line) + "\n" for line in turned))
     config = dataclasses.replace(SMALL, labels=FileLabelsConfig(path=tmp_path / "turned.jsonl"))
@@ -176,13 +178,27 @@ def test_labeling_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """What was labeled is not labeled again: a label that the truth would not give stays."""
     path, short = store_of(tmp_path / "a"), dataclasses.replace(SMALL, steps=2, pairs=100)
     fit_preferences(short, [path], tmp_path / "whole", seed=0)
-    lines = (tmp_path / "whole" / "pairs.jsonl").read_text().splitlines()
+    whole, stopped = (tmp_path / name / "fit" for name in ("whole", "stopped"))
+    lines = (whole / "pairs.jsonl").read_text().splitlines()
     first = json.loads(lines[0])
     lines[0] = json.dumps({**first, "preferred": 0 if first["preferred"] == 1 else 1})
-    (tmp_path / "stopped").mkdir()
-    (tmp_path / "stopped" / "pairs.jsonl").write_text("\n".join(lines[:40]))
+    stopped.mkdir(parents=True)
+    shutil.copy(whole / FIT_NOTE, stopped)
+    (stopped / "pairs.jsonl").write_text("\n".join(lines[:40]))
     fit_preferences(short, [path], tmp_path / "stopped", seed=0)
-    assert (tmp_path / "stopped" / "pairs.jsonl").read_text().splitlines() == lines
+    assert (stopped / "pairs.jsonl").read_text().splitlines() == lines
+
+
+def test_a_fit_that_is_deleted_takes_its_labels_with_it(tmp_path: Path) -> None:
+    """What the error says to delete where settings differ: pairs are then drawn and labeled as in a new folder."""
+    path, first = store_of(tmp_path / "a"), dataclasses.replace(SMALL, steps=2, pairs=600)
+    other = dataclasses.replace(first, pairs=200, labels=TruthLabelsConfig(margin=0.6))
+    fit_preferences(first, [path], tmp_path / "out", seed=0)
+    with pytest.raises(RewardModelError, match=f"delete {tmp_path / 'out' / 'fit'}$"):
+        fit_preferences(other, [path], tmp_path / "out", seed=1)
+    shutil.rmtree(tmp_path / "out" / "fit")
+    again, fresh = (fit_preferences(other, [path], tmp_path / name, seed=1) for name in ("out", "fresh"))
+    assert (again["data"], again["sha256"]) == (fresh["data"], fresh["sha256"])
 
 
 def test_too_few_pairs_and_other_settings_are_one_clear_error(tmp_path: Path) -> None:

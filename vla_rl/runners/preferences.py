@@ -56,7 +56,7 @@ def fit_preferences(
     truth = np.append(recorded.success, pairs.rows)
     with reward_fit_folder(folder / "fit", config, recorded, truth, seed=seed):
         if not isinstance(config.labels, FileLabelsConfig):
-            pairs = _labeled(pairs, recorded, config, folder / PAIRS, device)
+            pairs = _labeled(pairs, recorded, config, folder / "fit" / PAIRS, device)
         fitted, reported = _divided(pairs, held_out)
         torch.manual_seed(spawn_seed(seed, "preferences"))
         index = np.flatnonzero(~held_out)
