@@ -34,9 +34,10 @@ from vla_rl.runners.world_model import (
     evaluate_world_model,
     fit_world_model,
     make_imagined_env,
+    open_clips,
     open_clips_for,
 )
-from vla_rl.runners.world_model_videos import KEY_SPEED, KEY_STEPS, key_actions
+from vla_rl.runners.world_model_videos import KEY_SPEED, KEY_STEPS, key_actions, recorded_chunks
 from vla_rl.runs.run_dir import Run
 from world_models.bundle import load_world_model, save_world_model
 from world_models.data.clip import HELD_OUT, part_of
@@ -308,6 +309,17 @@ def test_one_setting_selects_the_kind_of_model(tmp_path: Path) -> None:
     assert dynamics(f"{key}.name", "wan", f"{key}.folder", "here") == WanConfig(folder=Path.cwd() / "here")
     with pytest.raises(ConfigError, match=r"distill\.to must divide the teacher's 1 steps"):
         dynamics("--imagination.model.distill.to", "2")
+
+
+@pytest.mark.parametrize("every", [1, 3, dot_episodes.HORIZON])
+def test_a_recorded_episode_is_shown_to_its_end(every: int, tmp_path: Path) -> None:
+    """Also where chunks are shorter than the model's because the episode was not observed at their ends."""
+    stores = [dot_episodes.store(tmp_path / "store", 12, every=every).path]
+    clips = open_clips(stores, dot_episodes.DYNAMICS, "all")
+    for episode, entry in enumerate(clips.entries):
+        shown = recorded_chunks(clips, episode, dot_episodes.HORIZON)
+        assert shown.length.sum() == entry.steps
+        assert (shown.length > 0).all()
 
 
 def test_keys_move_one_dimension_and_held_commands_stay() -> None:

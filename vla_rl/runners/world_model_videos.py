@@ -70,7 +70,8 @@ class Case:
 
 def recorded_chunks(clips: ClipSampler, episode: int, horizon: int) -> ExecutedChunks:
     """An episode as it was recorded."""
-    clip = clips.clip(episode, 0, -(-clips.entries[episode].steps // horizon))
+    # Chunks end where it was observed; two in succession are longer than ``horizon``, else they would be one.
+    clip = clips.clip(episode, 0, 2 * -(-clips.entries[episode].steps // horizon))
     return ExecutedChunks(action=clip.action, length=clip.length, frames=clip.frames[1:])[clip.length > 0]
 
 
