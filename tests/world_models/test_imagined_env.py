@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,16 @@ def test_every_recorded_start_is_found_whatever_seeds_were_recorded(tmp_path: Pa
         recorded.clip(StartState(task=0, seed=12345))
     with pytest.raises(WorldModelError, match="no recorded episode of fly to start from, or none begins where its"):
         RecordedStarts(clips, range(25), tasks=("fly",))
+
+
+def test_starts_are_of_every_task_in_turn(tmp_path: Path) -> None:
+    """Also where the stores of the tasks come one after the other, and until a task has no more."""
+    stores = [EpisodeStore(tmp_path / task, create=True) for task in ("reach", "pick")]
+    for store, count in zip(stores, (6, 2), strict=True):
+        store.add_all(dataclasses.replace(dot_episodes.episode(seed), task=store.path.name) for seed in range(count))
+    recorded = RecordedStarts(ClipSampler(stores, action_horizon=H), range(8), tasks=("reach", "pick"))
+    assert [start.seed for start in recorded.starts(6)] == [0, 6, 1, 7, 2, 3]
+    assert [start.task for start in recorded.starts(6)] == [0, 1, 0, 1, 0, 0]
 
 
 def test_a_snapshot_of_another_size_is_refused(tmp_path: Path) -> None:

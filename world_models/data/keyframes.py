@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -66,8 +67,11 @@ class RecordedStarts:
             )
 
     def starts(self, count: int) -> list[StartState]:
-        """The first ``count`` of them, in the order of recording."""
-        return [StartState(task=task, seed=episode) for episode, task in list(self._task.items())[:count]]
+        """The first ``count`` of them: of every task in turn, each in the order of recording."""
+        every = [StartState(task=task, seed=episode) for episode, task in self._task.items()]
+        of_tasks = [[start for start in every if start.task == task] for task in range(len(self.tasks))]
+        in_turn = itertools.chain.from_iterable(itertools.zip_longest(*of_tasks))
+        return [start for start in in_turn if start is not None][:count]
 
     def clip(self, start: StartState) -> tuple[Clip, int]:
         """WorldModelError if ``start`` is none of them."""
