@@ -318,6 +318,17 @@ def test_files_that_a_run_was_started_with_may_move_and_not_be_left_out(write, k
             check_changes(given(before), given(after), done=0, where="run")
 
 
+@pytest.mark.parametrize(("key", "value"), [("evaluation.validation_episodes", 5), ("evaluation.seed", 9)])
+def test_what_rounds_are_compared_by_may_not_change(write, key: str, value: int):
+    """In imagination the best policy is chosen among validations of which some are done."""
+    path = write("imagination: {}\n")
+    started, other = load_config(Experiment, path), load_config(Experiment, path, [f"--{key}={value}"])
+    with pytest.raises(UserError, match=rf"started with other settings: {key} was .*, is {value}\."):
+        check_changes(started, other, done=0, where="run")
+    fewer = load_config(Experiment, path, ["--evaluation.episodes=5"])
+    assert check_changes(started, fewer, done=0, where="run") == set(EVALUATIONS)
+
+
 def test_circular_extends_is_refused(write):
     write("extends: quickstart.yaml\n", "b.yaml")
     assert error(write("extends: b.yaml\n")) == [

@@ -26,8 +26,8 @@ CHANGEABLE = (
 )
 # The same files may be elsewhere now. Files where there were none, and none where there were some, make another run.
 PATHS = ("start.store", "start.path", "start.backbone", "reward.path", "imagination.stores", "algorithm.stores")
-# In a world model the iterations are those of every round, of which some are complete.
-FIXED_IN_IMAGINATION = ("algorithm.iterations",)
+# In a world model: the iterations of every round, and what its policies are compared by; some rounds may be complete.
+FIXED_IN_IMAGINATION = ("algorithm.iterations", "evaluation.validation_episodes", "evaluation.seed")
 CONTROLS = ("evaluate_controls",)
 EVALUATIONS = ("evaluate_before", "evaluate_after", "imagined_before", "imagined_after", *CONTROLS)
 REPEATED: Mapping[str, tuple[str, ...]] = {
