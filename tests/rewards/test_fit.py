@@ -55,6 +55,15 @@ def test_a_fitted_classifier_is_right_about_other_episodes(tmp_path: Path) -> No
     assert assess_stores(tmp_path / "classifier", [tmp_path / "b"])["auc"] > 0.9
 
 
+def test_an_auc_without_successes_is_null(tmp_path: Path) -> None:
+    with EpisodeStore(tmp_path / "lost", create=True) as store:
+        store.add_all(dot_episodes.episode(seed, drift=-0.9) for seed in range(3))
+    save_reward_model(CLASSIFIER, untrained(SENSORS, threshold=0.5), tmp_path / "classifier", tasks=("go",))
+    report = assess_stores(tmp_path / "classifier", [tmp_path / "lost"])
+    assert report["auc"] is None
+    json.dumps(report, allow_nan=False)
+
+
 def test_episodes_that_do_not_suffice_are_one_clear_error(tmp_path: Path) -> None:
     store = EpisodeStore(tmp_path / "a", create=True)
     store.add_all(dot_episodes.episode(seed, drift=-0.6) for seed in range(2))

@@ -169,6 +169,28 @@ def test_too_few_successes_and_other_labels_are_one_clear_error(tmp_path: Path) 
         fit_progress(dataclasses.replace(short, gripper=1), [path], tmp_path / "out", seed=0)
 
 
+def test_without_a_held_out_success_there_is_nothing_to_report(tmp_path: Path) -> None:
+    """Two successes of a task are both fitted to where a fifth is held out."""
+    with EpisodeStore(tmp_path / "few", create=True) as store:
+        tasks = [f"task {i}" for i in range(5)] * 2
+        store.add_all(
+            dataclasses.replace(success(seed, [], steps=9), task=task) for seed, task in enumerate(tasks, start=1)
+        )
+    with pytest.raises(RewardModelError, match=r"no success among the held-out starts.*or raise held_out"):
+        fit_progress(SMALL, [tmp_path / "few"], tmp_path / "out", seed=0)
+    assert not (tmp_path / "out").exists()
+    fit_progress(dataclasses.replace(SMALL, steps=2, held_out=0.4), [tmp_path / "few"], tmp_path / "out", seed=0)
+
+
+def test_what_a_report_cannot_know_is_null(tmp_path: Path) -> None:
+    with EpisodeStore(tmp_path / "lost", create=True) as store:
+        store.add_all(dot_episodes.episode(seed, drift=-0.9) for seed in range(3))
+    save_reward_model(PROGRESS, ProgressModel(SMALL, SENSORS), tmp_path / "out", tasks=("go",))
+    report = assess_progress_stores(tmp_path / "out", [tmp_path / "lost"])
+    assert [report[name] for name in ("error", "blank_instruction", "failure_auc")] == [None] * 3
+    json.dumps(report, allow_nan=False)
+
+
 def test_a_folder_is_a_model_of_its_own_kind(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = ProgressModel(dataclasses.replace(SMALL, backbone=Path("some/file")), SENSORS)

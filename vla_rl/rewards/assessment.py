@@ -46,7 +46,7 @@ def assess(model: SuccessClassifier, recorded: LabeledEpisodes, index: Int[np.nd
         },
         "reliability": rows,
         "calibration_error": calibration_error(rows),
-        "auc": auc(clearly, truth),
+        "auc": auc(clearly, truth) if truth.any() and not truth.all() else None,
     }
 
 

@@ -21,6 +21,7 @@ from vla_rl.rewards.progress.env import Progress
 from vla_rl.rewards.progress.fit import ProgressFit
 from vla_rl.rewards.progress.model import ProgressConfig, ProgressModel, progress_targets
 from vla_rl.rewards.registry import PROGRESS_MODELS
+from vla_rl.rewards.scorer import RewardModelError
 from vla_rl.runners.fit import run_fit
 from vla_rl.runners.reward import check_successes, new_reward_model, reward_fit_folder
 
@@ -37,6 +38,10 @@ def fit_progress(
     targets = progress_targets(recorded, config)
     check_successes(recorded, config)
     parts = recorded.parts(config.held_out)
+    if np.isnan(targets[parts["report"]]).all():
+        raise RewardModelError(
+            "no success among the held-out starts, on which progress is reported; record more of a task, or raise held_out"
+        )
     index = np.concatenate([parts["fit"], parts["threshold"]])
     index = index[~np.isnan(targets[index])]
     torch.manual_seed(spawn_seed(seed, "progress"))

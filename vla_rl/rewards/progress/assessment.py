@@ -30,7 +30,8 @@ def assess_progress(
     arXiv:2411.04549). ``error``: mean absolute difference from the targets, in successes. ``failure_auc``: whether the
     last progress of an episode tells successes from failures. ``high_failures``: share of the failures that ever come
     as high as the lowest tenth of the successes ends: a policy that is paid by progress will look for these.
-    ``blank_instruction``: as ``error``, without the instruction: near to ``error`` where it is not used.
+    ``blank_instruction``: as ``error``, without the instruction: near to ``error`` where it is not used. None where
+    there are no episodes to tell it.
     """
     score, blank = (recorded_progress(model, recorded, index, blank=without) for without in (False, True))
     episodes, step, truth = recorded.episode[index], recorded.step[index], targets[index]
@@ -45,8 +46,8 @@ def assess_progress(
     won, known = np.array(succeeded), ~np.isnan(truth)
     report = {
         "value_order_correlation": float(np.mean(order)) if order else None,
-        "error": float(np.abs(score - truth)[known].mean()),
-        "blank_instruction": float(np.abs(blank - truth)[known].mean()),
+        "error": float(np.abs(score - truth)[known].mean()) if known.any() else None,
+        "blank_instruction": float(np.abs(blank - truth)[known].mean()) if known.any() else None,
         "failure_auc": None,
         "high_failures": rate(0, 0),
     }
