@@ -17,7 +17,7 @@ import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -427,6 +427,15 @@ class EpisodeStore:
                 lock = stack.enter_context(open(self.path / ".lock", "wb"))
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def select_among(stores: Sequence[EpisodeStore]) -> list[tuple[EpisodeStore, Entry, dict[str, LabelValue]]]:
+    """Every episode of these stores with its labels; one that several of them hold once, as in the first."""
+    found: dict[str, tuple[EpisodeStore, Entry, dict[str, LabelValue]]] = {}
+    for store in stores:
+        for entry, labels in store.select_labelled():
+            found.setdefault(entry.id, (store, entry, labels))
+    return list(found.values())
 
 
 def is_store(path: Path) -> bool:

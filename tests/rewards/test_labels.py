@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,17 @@ def failed(**changes: object) -> Episode:
     steps = 6
     flags = {name: np.zeros(steps, dtype=bool) for name in ("success", "terminated")}
     return make_episode(steps=steps, truncated=np.arange(steps) == steps - 1, **flags, **changes)
+
+
+def test_an_episode_that_two_stores_hold_counts_once_as_in_the_first(tmp_path: Path) -> None:
+    first = store_of(tmp_path / "first", make_episode(seed=0), failed(seed=1))
+    shutil.copytree(first.path, tmp_path / "second")
+    second = EpisodeStore(tmp_path / "second")
+    second.add(failed(seed=2))
+    second.label(first.select()[0].id, "success", False, author="a")
+    recorded = LabeledEpisodes([first, second])
+    assert [entry.seed for entry in recorded.entries] == [0, 1, 2]
+    assert recorded.succeeded.tolist() == [True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from episodes.catalog import Entry
 from episodes.outcomes.success import labelled_success
 from episodes.overlays import LabelValue
 from episodes.packing import Arrays, frame, frame_size, frame_sizes
-from episodes.store import EpisodeStore
+from episodes.store import EpisodeStore, select_among
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, encode_instructions
 from vla_rl.rewards.scorer import RewardModelError, Sensors
@@ -50,6 +50,7 @@ class LabeledEpisodes:
     ``cameras``: None: those of the first episode. Of each observation: ``episode``, ``step`` (control steps before it),
     ``success`` and ``unclear``; of each episode: ``succeeded``, whether any of them shows success, ``earliest``, the
     step from which success may be declared, and ``terminated``, whether it ended otherwise than by its time limit.
+    An episode that several stores hold counts once, as in the first of them.
     Raises RewardModelError where there is no episode or cameras differ, CorruptEpisode if a file is damaged.
     """
 
@@ -61,7 +62,7 @@ class LabeledEpisodes:
         success_steps: int = 0,
         early_steps: int = 0,
     ) -> None:
-        chosen = [(store, entry, labels) for store in stores for entry, labels in store.select_labelled()]
+        chosen = select_among(stores)
         if not chosen:
             names = ", ".join(str(store.path) for store in stores)
             raise RewardModelError(f"{names}: no episodes; record some with: vla-rl collect CONFIG --failures")

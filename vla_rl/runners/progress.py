@@ -40,7 +40,8 @@ def fit_progress(
     parts = recorded.parts(config.held_out)
     if np.isnan(targets[parts["report"]]).all():
         raise RewardModelError(
-            "no success among the held-out starts, on which progress is reported; record more of a task, or raise held_out"
+            "no success among the held-out starts, on which progress is reported; record more episodes of a task, "
+            "or raise held_out"
         )
     index = np.concatenate([parts["fit"], parts["threshold"]])
     index = index[~np.isnan(targets[index])]

@@ -24,7 +24,7 @@ from episodes.catalog import Entry
 from episodes.outcomes.success import labelled_success
 from episodes.overlays import LabelValue, outcome_unknown
 from episodes.packing import Arrays, frame, frame_size, frame_sizes
-from episodes.store import EpisodeStore
+from episodes.store import EpisodeStore, select_among
 from sims.vector_env import encode_instructions
 from world_models.data.clip import FAILED, RUNNING, SUCCESS, Clip, Part, RecordedObservations, Transitions, part_of
 from world_models.world_model import WorldModelError
@@ -49,11 +49,7 @@ class ClipSampler:
         cameras: Sequence[str] | None = None,
         part: Part = "all",
     ) -> None:
-        found: dict[str, tuple[EpisodeStore, Entry, dict[str, LabelValue]]] = {}
-        for store in stores:
-            for entry, labels in store.select_labelled():
-                found.setdefault(entry.id, (store, entry, labels))
-        chosen = [one for one in found.values() if part in ("all", part_of(one[1]))]
+        chosen = [one for one in select_among(stores) if part in ("all", part_of(one[1]))]
         names = ", ".join(str(store.path) for store in stores)
         if not chosen:
             among = "" if part == "all" else f" in the part {part!r}, a tenth or more of all starts, by task and seed"
