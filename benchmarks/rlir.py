@@ -126,9 +126,12 @@ def reinforce(
 def fit_further(
     model: FlowWorldModel, fit: DynamicsFitConfig, clips: ClipSampler, *, seconds: float
 ) -> tuple[FlowWorldModel, int]:
-    """A copy of ``model`` after ordinary updates for so many processor seconds, and their number."""
+    """A copy of ``model`` after ordinary updates, from its own predictions too, for so many processor seconds, and
+    their number.
+    """
     copied = copy.deepcopy(model)
-    further = DynamicsFit(copied, replace(fit, steps=10**6, learning_rate=1e-4, warmup=1), clips, seed=1)
+    settings = replace(fit, steps=10**6, learning_rate=1e-4, warmup=1, roll_in_from=0.0)
+    further = DynamicsFit(copied, settings, clips, seed=1)
     while further.cpu_s < seconds:
         further.update()
     return copied, further.step
