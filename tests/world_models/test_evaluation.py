@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from episodes.store import EpisodeStore
 from sims.numbers.statistics import THRESHOLD_LIMITS
 from tests import dot_episodes
 from world_models.data.clip_sampler import ClipSampler
@@ -162,6 +163,22 @@ def test_true_success_is_what_episodes_show_and_people_know(tmp_path: Path) -> N
         store.label(entry.id, "outcome", "abort", author="anna")
     with pytest.raises(WorldModelError, match="all were aborted or rewound, so their outcome is unknown: label them"):
         recorded_sequences(ClipSampler([store], action_horizon=4))
+
+
+def test_a_success_is_compared_with_failures_of_its_task_alone(tmp_path: Path) -> None:
+    """One task that always succeeds and one that never does show nothing of a world model."""
+    store = EpisodeStore(tmp_path, create=True)
+    for seed in range(24):
+        episode = dot_episodes.episode(seed, drift=(0.6, -0.6)[seed % 2])
+        store.add(dataclasses.replace(episode, task="right" if episode.succeeded else "left"))
+    clips = ClipSampler([store], action_horizon=4)
+    world, reward_model = dot_episodes.models()
+    world.fit_scales(*clips.statistics())
+    evaluation = WorldModelEvaluation(reward_model=reward_model, clips=clips, reward_every=2, seed=0)
+    report = evaluation.report(world, env=None, no_action=None, locate=None, horizons=(1,), swaps=4)
+    assert 0 < report["true_success"] < 1
+    assert report["length_matched_pairs"] == 0
+    assert report["success_auc"] is report["length_matched_auc"] is report["frozen_picture_auc"] is None
 
 
 def test_the_report_has_every_figure_of_the_contract(clips: ClipSampler) -> None:
