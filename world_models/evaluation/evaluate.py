@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,17 @@ from world_models.models.flow_model import FlowWorldModel
 from world_models.reward_model import RewardModel
 
 ERRORS = ("psnr", "copy_psnr", "object_error_m", "copy_object_error_m")
+
+
+def deciding_auc(report: Mapping[str, Any]) -> str:
+    """Which AUC of a report thresholds are for: with lengths matched where there is one, since length tells much."""
+    return "success_auc" if report.get("length_matched_auc") is None else "length_matched_auc"
+
+
+def better_than_copy(report: Mapping[str, Any]) -> bool:
+    """Whether predicted images are better than a copy of the first one at every depth."""
+    depths = zip(report["psnr"], report["copy_psnr"], strict=True)
+    return all(ours is None or ours > copy for ours, copy in depths)
 
 
 @dataclass(frozen=True, kw_only=True)
