@@ -39,11 +39,12 @@ from world_models.models.flow_model import FlowWorldModel
 from world_models.reward_model import RewardModel
 
 ERRORS = ("psnr", "copy_psnr", "object_error_m", "copy_object_error_m")
+MATCHED_PAIRS = 20  # of fewer, single pairs would decide
 
 
 def deciding_auc(report: Mapping[str, Any]) -> str:
-    """Which AUC of a report thresholds are for: with lengths matched where there is one, since length tells much."""
-    return "success_auc" if report.get("length_matched_auc") is None else "length_matched_auc"
+    """Which AUC of a report thresholds are for: with lengths matched, which tell much, from MATCHED_PAIRS on."""
+    return "length_matched_auc" if report.get("length_matched_pairs", 0) >= MATCHED_PAIRS else "success_auc"
 
 
 def better_than_copy(report: Mapping[str, Any]) -> bool:
