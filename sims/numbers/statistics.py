@@ -78,25 +78,44 @@ def auc(score: Float[Tensor, " N"], truth: Bool[Tensor, " N"]) -> float:
     return ((below + not_above).double() / 2).mean().item() / len(negative)
 
 
-def auc_interval(score: Float[Tensor, " N"], truth: Bool[Tensor, " N"], rng: np.random.Generator) -> list[float]:
-    """95 % interval (bootstrap over episodes)."""
+def auc_within_tasks(score: Float[Tensor, " N"], truth: Bool[Tensor, " N"], task: Int[Tensor, " N"]) -> float:
+    """``auc`` over the pairs of one task; NaN without any."""
+    total, pairs = 0.0, 0
+    for one in task.unique():
+        won = truth[task == one]
+        if count := int(won.sum() * (~won).sum()):
+            total += count * auc(score[task == one], won)
+            pairs += count
+    return total / pairs if pairs else float("nan")
+
+
+def auc_interval(
+    score: Float[Tensor, " N"], truth: Bool[Tensor, " N"], task: Int[Tensor, " N"], rng: np.random.Generator
+) -> list[float]:
+    """95 % interval of ``auc_within_tasks`` (bootstrap over episodes)."""
     drawn = torch.from_numpy(rng.integers(len(score), size=(1000, len(score))))
-    return bootstrap_interval(np.array([auc(score[index], truth[index]) for index in drawn]))
+    return bootstrap_interval(np.array([auc_within_tasks(score[one], truth[one], task[one]) for one in drawn]))
 
 
 def length_matched_auc(
-    curve: Float[Tensor, "N steps"], truth: Bool[Tensor, " N"], length: Int[Tensor, " N"], rng: np.random.Generator
+    curve: Float[Tensor, "N steps"],
+    truth: Bool[Tensor, " N"],
+    length: Int[Tensor, " N"],
+    task: Int[Tensor, " N"],
+    rng: np.random.Generator,
 ) -> tuple[float, list[float], int] | None:
     """AUC in which an episode's length tells nothing, its 95 % interval, and the number of pairs; None without any.
 
     ``curve[i, t]``: the highest score of episode i within t + 1 steps. A success of T steps is compared with every
-    failure that was at least as long, both by their highest scores within T steps: over its whole length a failure has
-    more chances of a high score, and one that ended early has fewer. Interval: bootstrap of successes and failures.
+    failure of its task that was at least as long, both by their highest scores within T steps: over its whole length a
+    failure has more chances of a high score, and one that ended early has fewer. Interval: bootstrap of successes and
+    failures.
     """
     won, lost = truth.nonzero().flatten(), (~truth).nonzero().flatten()
     at = (length[won] - 1).clamp(max=curve.shape[1] - 1)
     above, failures = curve[won, at][:, None], curve[lost][:, at].T
-    wins = np.where(length[lost] >= length[won][:, None], (above > failures) + 0.5 * (above == failures), np.nan)
+    comparable = (task[lost] == task[won][:, None]) & (length[lost] >= length[won][:, None])
+    wins = np.where(comparable, (above > failures) + 0.5 * (above == failures), np.nan)
     pairs = int(np.isfinite(wins).sum())
     if not pairs:
         return None

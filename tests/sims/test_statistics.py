@@ -11,11 +11,15 @@ import torch
 from sims.numbers.statistics import (
     THRESHOLD_LIMITS,
     auc,
+    auc_interval,
+    auc_within_tasks,
     best_threshold,
     length_matched_auc,
     mean_interval,
     threshold_exceeded_by,
 )
+
+ONE_TASK = torch.zeros(4, dtype=torch.long)
 
 
 def test_auc_is_the_share_of_pairs_in_order() -> None:
@@ -26,6 +30,26 @@ def test_auc_is_the_share_of_pairs_in_order() -> None:
     assert auc(-score, truth) == pytest.approx(1 - sum(pairs) / len(pairs))
 
 
+def test_scores_that_know_the_task_alone_tell_nothing() -> None:
+    """Of the first task 9 of 10 episodes succeed, of the second 1 of 10; a third has no failures."""
+    task = torch.tensor([0] * 10 + [1] * 10 + [2] * 5)
+    truth = torch.tensor([True] * 9 + [False] * 10 + [True] * 6)
+    length, rng = torch.where(truth, 3, 6), np.random.default_rng(0)
+    score = torch.tensor([0.8, 0.2, 0.9])[task]
+    assert auc(score, truth) > 0.9
+    assert auc_within_tasks(score, truth, task) == 0.5
+    assert auc_interval(score, truth, task, rng) == [0.5, 0.5]
+    assert length_matched_auc(score[:, None].expand(-1, 6), truth, length, task, rng) == (0.5, [0.5, 0.5], 9 + 9)
+    better = score + 0.05 * truth
+    assert auc_within_tasks(better, truth, task) == 1.0
+    assert math.isnan(auc_within_tasks(score[task == 2], truth[task == 2], task[task == 2]))
+
+
+def test_auc_within_one_task_is_the_auc() -> None:
+    score, truth = torch.rand(30, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 3 == 0
+    assert auc_within_tasks(score, truth, torch.ones(30, dtype=torch.long)) == pytest.approx(auc(score, truth))
+
+
 def test_a_longer_episode_has_no_more_chances_in_a_length_matched_auc() -> None:
     """Scores that only grow with time: failures last longer and score higher, yet within equal times none does."""
     length = torch.tensor([3, 4, 10, 10])
@@ -33,20 +57,20 @@ def test_a_longer_episode_has_no_more_chances_in_a_length_matched_auc() -> None:
     curve = torch.arange(10).expand(4, -1) / 10
     curve = torch.minimum(curve, (length[:, None] - 1) / 10)
     assert auc(curve[:, -1], truth) == 0.0
-    assert length_matched_auc(curve, truth, length, np.random.default_rng(0)) == (0.5, [0.5, 0.5], 4)
+    assert length_matched_auc(curve, truth, length, ONE_TASK[:4], np.random.default_rng(0)) == (0.5, [0.5, 0.5], 4)
     better = curve + 0.05 * truth[:, None]
-    assert length_matched_auc(better, truth, length, np.random.default_rng(0)) == (1.0, [1.0, 1.0], 4)
+    assert length_matched_auc(better, truth, length, ONE_TASK[:4], np.random.default_rng(0)) == (1.0, [1.0, 1.0], 4)
 
 
 def test_failures_that_end_early_are_not_compared() -> None:
     curve, rng = torch.rand(3, 8).cummax(1).values, np.random.default_rng(0)
     truth = torch.tensor([True, False, False])
-    found = length_matched_auc(curve, truth, torch.tensor([5, 4, 5]), rng)
+    found = length_matched_auc(curve, truth, torch.tensor([5, 4, 5]), ONE_TASK[:3], rng)
     assert found is not None
     assert found[0] == float(curve[0, 4] > curve[2, 4])
     assert found[2] == 1
-    assert length_matched_auc(curve, truth, torch.tensor([5, 4, 4]), rng) is None
-    assert length_matched_auc(curve, torch.tensor([True] * 3), torch.tensor([5, 4, 4]), rng) is None
+    assert length_matched_auc(curve, truth, torch.tensor([5, 4, 4]), ONE_TASK[:3], rng) is None
+    assert length_matched_auc(curve, torch.tensor([True] * 3), torch.tensor([5, 4, 4]), ONE_TASK[:3], rng) is None
 
 
 def test_the_best_threshold_lies_between_the_classes() -> None:

@@ -20,9 +20,9 @@ from tests.vla_rl.command import vla_rl
 from tests.worlds import ChainEnv
 from vla_rl.cli.main import main
 from vla_rl.config.experiment import Experiment
-from vla_rl.config.imagination import ImaginationConfig
+from vla_rl.config.imagination import EvaluationThresholds, ImaginationConfig
 from vla_rl.config.loader import load_config
-from vla_rl.runners.imagination import Perturbed, Rounds, Validated, branch_steps
+from vla_rl.runners.imagination import Perturbed, Rounds, Validated, branch_steps, misled
 from vla_rl.runners.observe_every import ObserveEvery
 from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips
 from vla_rl.runners.world_model_videos import recorded_chunks, replayed_chunks
@@ -326,12 +326,22 @@ def test_imagined_episodes_are_halved_for_every_missed_threshold(config: Path) -
     assert imagination is not None
     thresholds = imagination.thresholds
     good = {"success_auc": 0.99, "length_matched_auc": None, "hallucinated_success": 0.0, "delta_success": 0.05}
-    good |= {"psnr": [30.0, 20.0], "copy_psnr": [20.0, 15.0]}
+    good |= {"length_matched_pairs": 0, "psnr": [30.0, 20.0], "copy_psnr": [20.0, 15.0]}
     assert branch_steps(good, thresholds, 64, 100) == 64
     assert branch_steps(good | {"success_auc": 0.7}, thresholds, 64, 100) == 32
-    assert branch_steps(good | {"length_matched_auc": 0.7}, thresholds, 64, 100) == 32
+    matched = {"length_matched_auc": 0.7, "length_matched_pairs": 20}
+    assert branch_steps(good | matched, thresholds, 64, 100) == 32
     assert branch_steps(good | {"copy_psnr": [20.0, 20.5]}, thresholds, 64, 100) == 32
     assert branch_steps(good | {"success_auc": 0.7, "hallucinated_success": 0.5}, thresholds, 64, 100) == 16
     assert branch_steps(good | {"hallucinated_success": None}, thresholds, 64, 100) == 64
     for configured, longest in ((8, 100), (None, 8)):  # shorter than what halving stops at: not lengthened
         assert branch_steps(good | {"success_auc": 0.7}, thresholds, configured, longest) == 8
+
+
+@pytest.mark.parametrize(("matched", "overall"), [(0.0, 0.95), (1.0, 0.3)])
+def test_few_matched_pairs_do_not_decide_whether_anything_is_trained(matched: float, overall: float) -> None:
+    report = {"success_auc": overall, "length_matched_auc": matched}
+    thresholds = EvaluationThresholds()
+    assert misled(report | {"length_matched_pairs": 19}, thresholds) == (overall < 0.6)
+    assert misled(report | {"length_matched_pairs": 20}, thresholds) == (matched < 0.6)
+    assert misled({"success_auc": None, "length_matched_auc": None, "length_matched_pairs": 0}, thresholds)

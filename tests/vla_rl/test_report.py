@@ -120,6 +120,24 @@ def test_the_world_models_evaluation_is_shown_round_by_round(tmp_path: Path):
     assert "Success of imagined episodes" in {label.partition(".")[0] for label in page.labels}
 
 
+def test_what_halves_imagined_episodes_is_red_and_nothing_else(tmp_path: Path):
+    run = make_imagined_run(tmp_path / "run")
+    stages = json.loads((run / "stages.json").read_text())
+    for number in (0, 1):
+        matched = {"length_matched_auc": 0.85, "length_matched_auc_interval": [0.8, 0.9], "length_matched_pairs": 200}
+        stages[f"evaluate_model_{number}"] |= matched
+    stages["evaluate_model_0"] |= {"success_auc": 0.7, "success_auc_interval": [0.6, 0.8], "copy_psnr": [24.5, 12.0]}
+    (run / "stages.json").write_text(json.dumps(stages))
+    text = write_report(run).read_text()
+    for shown in (
+        '<td class="n">0.70 <span class="soft">[0.60, 0.80]</span></td>',
+        '<span class="good">0.85</span> <span class="soft">[0.80, 0.90]</span>',
+        '<span class="bad">22.0, 12.0</span>',
+        '<span class="good">22.0, 12.0</span>',
+    ):
+        assert shown in text, shown
+
+
 def test_a_round_that_has_just_started(tmp_path: Path):
     run = make_imagined_run(tmp_path / "run")
     stages = json.loads((run / "stages.json").read_text())

@@ -12,10 +12,12 @@ import torch
 
 from episodes.overlays import LabelValue
 from episodes.store import EpisodeStore
+from sims.vector_env import StartState
 from tests import dot_episodes
 from tests.episodes.episode_examples import make_episode
 from world_models.data.clip import FAILED, RUNNING, SUCCESS, Part, part_of
 from world_models.data.clip_sampler import ClipSampler
+from world_models.data.keyframes import KeyframeConfig, Keyframes
 from world_models.world_model import WorldModelError
 
 H = dot_episodes.HORIZON
@@ -121,6 +123,18 @@ def test_running_near_an_end_is_before_a_labelled_success(tmp_path: Path) -> Non
     store = EpisodeStore(tmp_path, create=True)
     store.label(store.add(make_episode(steps=8)), "success_from", 4, author="anna")
     assert ClipSampler([store], action_horizon=H).running_near_end(within=2).tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("won", [[0, 0, 1, 1, 1, 1], [0, 0, 1, 0, 1, 1]])
+def test_a_recorded_success_lasts_and_is_decided_at_its_first_step(won: list[int], tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path, create=True)
+    store.add(make_episode(steps=6, success=np.array(won, dtype=bool)))
+    clips = ClipSampler([store], action_horizon=H)
+    assert clips.observations(np.arange(7)).status.tolist() == [RUNNING] * 3 + [SUCCESS] * 4
+    assert clips.undecided_steps(0) == 3
+    assert clips.running_near_end(within=1).tolist() == [2]
+    keyframes = Keyframes(clips, KeyframeConfig(episode_starts=0.0, before_end=(1, 9)), tasks=("push",))
+    assert {keyframes.choose(StartState(task=0, seed=seed)) for seed in range(50)} == {(0, 1), (0, 2)}
 
 
 def test_outcomes_tell_what_labels_change(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from episodes.store import EpisodeStore
 from sims.numbers.statistics import THRESHOLD_LIMITS
 from tests import dot_episodes
 from world_models.data.clip_sampler import ClipSampler
@@ -84,7 +85,8 @@ def test_success_by_extreme_thresholds(clips: ClipSampler) -> None:
     assert outcomes.success.all()
     assert ((outcomes.score > 0) & (outcomes.score < 1)).all()
     assert (outcomes.curve.diff(dim=1) >= 0).all()
-    assert (outcomes.curve[:, 0] == 0).all()  # the first classification is after two steps
+    assert torch.equal(outcomes.curve[:, 0], outcomes.curve[:, 1])  # the first classification is after two steps
+    assert (outcomes.curve[:, 0] > 0).all()
     reward_model.success_threshold.fill_(2.0)
     reward_model.failed_threshold.fill_(2.0)
     assert not imagined_success(world, reward_model, clips, sequences, seed=0, reward_every=2).success.any()
@@ -105,6 +107,20 @@ def test_the_end_of_a_chunk_is_classified_whatever_reward_every_is(clips: ClipSa
     assert torch.equal(curve(10), of_chunks)
     assert (of_chunks[:, 3] > of_threes[:, 2]).any()
     assert torch.equal(of_threes[:, 3], torch.maximum(of_threes[:, 2], of_chunks[:, 3]))
+
+
+def test_a_longer_sequence_has_as_many_chances_until_the_end_of_a_shorter_one(clips: ClipSampler) -> None:
+    """A sequence of 5 steps is classified after 4 and 5, one of 8 steps after 4 and 8: both have two scores then."""
+    world, reward_model = dot_episodes.models()
+    world.fit_scales(*clips.statistics())
+    torch.nn.init.normal_(world.kinematics.linear.weight)
+    reward_model.failed_threshold.fill_(2.0)
+    long = [one for one in recorded_sequences(clips) if len(one.action) >= 8]
+    for length in (5, 8):
+        cut = [dataclasses.replace(one, action=one.action[:length]) for one in long]
+        curve = imagined_success(world, reward_model, clips, cut, seed=0, reward_every=4).curve
+        assert (curve[:, 4] > curve[:, 3]).any()
+        assert torch.equal(curve[:, 4], curve[:, 7])
 
 
 def test_estimates_are_unbiased_and_rewards_strict(clips: ClipSampler) -> None:
@@ -162,6 +178,22 @@ def test_true_success_is_what_episodes_show_and_people_know(tmp_path: Path) -> N
         store.label(entry.id, "outcome", "abort", author="anna")
     with pytest.raises(WorldModelError, match="all were aborted or rewound, so their outcome is unknown: label them"):
         recorded_sequences(ClipSampler([store], action_horizon=4))
+
+
+def test_a_success_is_compared_with_failures_of_its_task_alone(tmp_path: Path) -> None:
+    """One task that always succeeds and one that never does show nothing of a world model."""
+    store = EpisodeStore(tmp_path, create=True)
+    for seed in range(24):
+        episode = dot_episodes.episode(seed, drift=(0.6, -0.6)[seed % 2])
+        store.add(dataclasses.replace(episode, task="right" if episode.succeeded else "left"))
+    clips = ClipSampler([store], action_horizon=4)
+    world, reward_model = dot_episodes.models()
+    world.fit_scales(*clips.statistics())
+    evaluation = WorldModelEvaluation(reward_model=reward_model, clips=clips, reward_every=2, seed=0)
+    report = evaluation.report(world, env=None, no_action=None, locate=None, horizons=(1,), swaps=4)
+    assert 0 < report["true_success"] < 1
+    assert report["length_matched_pairs"] == 0
+    assert report["success_auc"] is report["length_matched_auc"] is report["frozen_picture_auc"] is None
 
 
 def test_the_report_has_every_figure_of_the_contract(clips: ClipSampler) -> None:

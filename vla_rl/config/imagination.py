@@ -47,7 +47,7 @@ class EvaluationThresholds:
     predicted images are no better than a copy of the first one.
 
     ``stop_below_auc``: below this AUC of success nothing is trained in the world model. AUCs are of length-matched
-    pairs where there are any.
+    pairs where there are 20 or more.
     """
 
     min_success_auc: Share = 0.8

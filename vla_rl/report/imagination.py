@@ -21,6 +21,7 @@ from vla_rl.report.pieces import (
 )
 from vla_rl.report.run_data import Rate, Round, RunData, series
 from vla_rl.report.svg import percent
+from world_models.evaluation.evaluate import better_than_copy, deciding_auc
 
 THRESHOLDS = "max_hallucinated", "min_success_auc", "max_delta_success"
 VALIDATED = {"validate_clone": "after cloning its successes", "validate": "after imagined training"}
@@ -90,15 +91,18 @@ def _evaluation(run: RunData) -> str:
         ),
         _row(
             f"PSNR {deepest}, of a copy of the first frame [dB]",
-            "",
-            [_beside_copy(one, "psnr", 1.0) for one in reports],
+            "&gt; copy at every depth",
+            [_psnr(one) for one in reports],
         ),
         _row(
             f"object error {deepest}, of a copy [mm]", "", [_beside_copy(one, "object_error_m", 1e3) for one in reports]
         ),
     ]
     head = _row("", "threshold", [f"round {number}" for number in evaluated])
-    note = "On held-out recorded episodes. Red misses its threshold, which halves the imagined episodes."
+    note = (
+        "On held-out recorded episodes. Red misses its threshold, which halves the imagined episodes; of the AUCs the "
+        "colored one counts."
+    )
     return (
         '<div class="card"><h3>Evaluation of the world model</h3>'
         f'<div class="wide"><table>{head}{"".join(rows)}</table></div><p class="note">{note}</p></div>'
@@ -130,7 +134,9 @@ def _auc(report: Mapping[str, Any], limit: float | None, name: str) -> str:
     value, ends = report.get(name), report.get(f"{name}_interval")
     if value is None:
         return ABSENT
-    return _measured(f"{value:.2f}", ends and f"{ends[0]:.2f}, {ends[1]:.2f}", limit is not None and value < limit)
+    short = limit is not None and value < limit
+    counts = name == deciding_auc(report)
+    return _measured(f"{value:.2f}", ends and f"{ends[0]:.2f}, {ends[1]:.2f}", short if counts else None)
 
 
 def _difference(report: Mapping[str, Any], limit: float | None) -> str:
@@ -146,9 +152,15 @@ def _points(ends: Sequence[float] | None) -> str | None:
     return None if ends is None else f"{100 * ends[0]:.0f}, {100 * ends[1]:.0f}".replace("-", "&minus;")
 
 
-def _measured(value: str, ends: str | None, short: bool) -> str:
+def _measured(value: str, ends: str | None, short: bool | None) -> str:
+    """``short``: whether it misses its threshold; None: no threshold is for it."""
     soft = f' <span class="soft">[{ends}]</span>' if ends else ""
-    return f'<span class="{"bad" if short else "good"}">{value}</span>{soft}'
+    return (value if short is None else f'<span class="{"bad" if short else "good"}">{value}</span>') + soft
+
+
+def _psnr(report: Mapping[str, Any]) -> str:
+    """After the most chunks; red where the images are no better than a copy after any number of them."""
+    return _measured(_beside_copy(report, "psnr", 1.0), None, not better_than_copy(report))
 
 
 def _beside_copy(report: Mapping[str, Any], name: str, unit: float) -> str:

@@ -50,6 +50,7 @@ from world_models.bundle import FittedWorldModel, check_robot, load_world_model
 from world_models.data.clip_sampler import ClipSampler
 from world_models.data.keyframes import Keyframes, RecordedStarts
 from world_models.evaluation.action_sequences import startable
+from world_models.evaluation.evaluate import better_than_copy, deciding_auc
 from world_models.imagined_env import ImaginedEnv
 
 MIN_BRANCH = 16  # control steps: two chunks; in less, a value function can hardly tell good from bad
@@ -109,9 +110,8 @@ def misled(report: Mapping[str, Any], thresholds: EvaluationThresholds) -> bool:
 
 
 def outcome_auc(report: Mapping[str, Any]) -> float:
-    """Of success; with lengths matched where the held-out episodes have such pairs, since length alone tells much."""
-    matched = report["length_matched_auc"]
-    return (report["success_auc"] if matched is None else matched) or 0.0
+    """Of success, the one that decides; 0 where it is unknown."""
+    return report[deciding_auc(report)] or 0.0
 
 
 def missed(report: Mapping[str, Any], thresholds: EvaluationThresholds) -> list[str]:
@@ -120,9 +120,7 @@ def missed(report: Mapping[str, Any], thresholds: EvaluationThresholds) -> list[
         "success_auc": outcome_auc(report) >= thresholds.min_success_auc,
         "hallucinated_success": (report["hallucinated_success"] or 0.0) <= thresholds.max_hallucinated,
         "delta_success": report["delta_success"] <= thresholds.max_delta_success,
-        "psnr": all(
-            ours is None or ours > copy for ours, copy in zip(report["psnr"], report["copy_psnr"], strict=True)
-        ),
+        "psnr": better_than_copy(report),
     }
     return [name for name, passed in gates.items() if not passed]
 

@@ -43,6 +43,7 @@ FIGURES = (
     "success_auc_interval",
     "length_matched_auc",
     "length_matched_auc_interval",
+    "length_matched_pairs",
     "frozen_picture_auc",
     "hallucinated_success",
     "hallucinated_success_interval",

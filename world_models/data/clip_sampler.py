@@ -131,11 +131,9 @@ class ClipSampler:
         return self._outcomes[episode]
 
     def undecided_steps(self, episode: int) -> int:
-        """Control steps of an episode before it was decided: all, or those before a success is labelled to begin."""
-        labelled = self._labelled[episode]
-        if labelled is None or not labelled.any():
-            return self.entries[episode].steps
-        return int(self._steps[episode][labelled][0])
+        """Control steps of an episode before its first observation that shows success; all where none does."""
+        shows = self._status_of[episode] == SUCCESS
+        return int(self._steps[episode][shows][0]) if shows.any() else self.entries[episode].steps
 
     def outcomes(self) -> str:
         """A line on every episode: its id, its span, its outcome, and the observations that labels say show success."""
@@ -298,11 +296,12 @@ def _labelled(arrays: Arrays, entry: Entry, labels: Mapping[str, LabelValue]) ->
 def _status(arrays: Arrays, labelled: Bool[np.ndarray, " L"] | None, *, known: bool) -> Int[np.ndarray, " L"]:
     """Status of the episode at every observation: as ``labelled``, else from the flags of the step before it.
 
-    ``known``: whether its outcome is; otherwise its end is no failure.
+    A recorded success lasts from its first step on. ``known``: whether its outcome is; otherwise its end is no failure.
     """
     steps = np.asarray(arrays["observation_steps"], dtype=np.int64)
     before = np.maximum(steps - 1, 0)
-    success = np.asarray(arrays["success"])[before] & (steps > 0) if labelled is None else labelled
+    recorded = np.maximum.accumulate(np.asarray(arrays["success"]))[before] & (steps > 0)
+    success = recorded if labelled is None else labelled
     ended = np.asarray(arrays["terminated"])[before] & (steps > 0) & known
     return np.where(success, SUCCESS, np.where(ended, FAILED, RUNNING)).astype(np.int64)
 

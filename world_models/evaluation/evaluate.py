@@ -4,14 +4,16 @@
 (b) swapped actions: the start of one episode, the actions of another. A predicted success that does not happen is
     hallucinated; a model that ignores actions hallucinates most of the successes that the starts suggest
 (c) predicted against true success for the same actions from the same start: AUC (also with lengths matched), difference
-    of the rates; of episodes whose outcome is known
+    of the rates; of episodes whose outcome is known. AUCs compare a success with failures of its task: knowing the task
+    alone, where some succeed more often, makes none
 (d) frozen picture: (b) and (c) again with a reward model that is shown the first observation all the time. It tells how
     much of them the robot's predicted state alone explains
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +21,7 @@ import numpy as np
 import torch
 
 from sims.devices.crossing import crossing
-from sims.numbers.statistics import auc, auc_interval, length_matched_auc, mean_interval, wilson_interval
+from sims.numbers.statistics import auc_interval, auc_within_tasks, length_matched_auc, mean_interval, wilson_interval
 from sims.registry import ObjectLocator
 from sims.vector_env import VectorEnv
 from world_models.data.clip import first_history
@@ -37,6 +39,18 @@ from world_models.models.flow_model import FlowWorldModel
 from world_models.reward_model import RewardModel
 
 ERRORS = ("psnr", "copy_psnr", "object_error_m", "copy_object_error_m")
+MATCHED_PAIRS = 20  # of fewer, single pairs would decide
+
+
+def deciding_auc(report: Mapping[str, Any]) -> str:
+    """Which AUC of a report thresholds are for: with lengths matched, which tell much, from MATCHED_PAIRS on."""
+    return "length_matched_auc" if report.get("length_matched_pairs", 0) >= MATCHED_PAIRS else "success_auc"
+
+
+def better_than_copy(report: Mapping[str, Any]) -> bool:
+    """Whether predicted images are better than a copy of the first one at every depth."""
+    depths = zip(report["psnr"], report["copy_psnr"], strict=True)
+    return all(ours is None or ours > copy for ours, copy in depths)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,17 +133,20 @@ class WorldModelEvaluation:
         success, score = outcomes.success, outcomes.score
         truth = true_outcomes(self.clips, sequences)
         imagined_rate, true_rate = success.float().mean().item(), truth.float().mean().item()
-        both = bool(truth.any() and not truth.all())
+        names = [self.clips.entries[sequence.episode].task for sequence in sequences]
+        task = torch.tensor([names.index(name) for name in names])
+        area = auc_within_tasks(score, truth, task)
+        both = not math.isnan(area)
         length = torch.tensor([len(sequence.action) for sequence in sequences])
-        matched = length_matched_auc(outcomes.curve, truth, length, rng)
+        matched = length_matched_auc(outcomes.curve, truth, length, task, rng)
         frozen = self._imagine(model, sequences, shown="first").score if both else None
         return {
-            "success_auc": auc(score, truth) if both else None,
-            "success_auc_interval": auc_interval(score, truth, rng) if both else None,
+            "success_auc": area if both else None,
+            "success_auc_interval": auc_interval(score, truth, task, rng) if both else None,
             "length_matched_auc": matched and matched[0],
             "length_matched_auc_interval": matched and matched[1],
             "length_matched_pairs": matched[2] if matched else 0,
-            "frozen_picture_auc": None if frozen is None else auc(frozen, truth),
+            "frozen_picture_auc": None if frozen is None else auc_within_tasks(frozen, truth, task),
             "false_success": success[~truth].float().mean().item() if (~truth).any() else None,
             "missed_success": (~success[truth]).float().mean().item() if truth.any() else None,
             "imagined_success": imagined_rate,

@@ -35,7 +35,8 @@ ShownImages = Literal["predicted", "first"]
 @dataclass(frozen=True, kw_only=True)
 class ImaginedOutcomes:
     """Of N sequences, on the host. ``success``: predicted. ``curve[i, t]``: the largest success probability of sequence
-    i within t control steps, before it failed; constant from EXTRA_STEPS after its end on.
+    i up to the classification at or after its control step t + 1, before it failed; constant from EXTRA_STEPS after its
+    end on. A sequence that is classified at its end has thus as many chances within its length as a longer one.
     """
 
     success: Bool[Tensor, " N"]
@@ -116,8 +117,7 @@ def _imagine(
     action = torch.stack([repeat_last(sequence.action, longest + horizon) for sequence in sequences]).to(model.device)
     running = torch.ones_like(ended, dtype=torch.bool)
     success = torch.zeros_like(running)
-    curve = torch.zeros(len(sequences), steps + horizon, device=model.device)  # of each step alone
-    rows = torch.arange(len(sequences), device=model.device)
+    curve = torch.zeros(len(sequences), steps + horizon, device=model.device)  # of each interval, at its first step
     for begin in range(0, longest, horizon):
         chunk, prefill = action[:, begin : begin + horizon], model.prefill(history)
         noise = model.noise(len(sequences), generator)
@@ -129,7 +129,7 @@ def _imagine(
             images = model.decode(imagined.latent) if shown == "predicted" else clip.first
             status = reward_model.classify(first, images, imagined.state, clip.instruction, strict=False)
             counts = running & (begin + executed <= ended + EXTRA_STEPS)
-            curve[rows, begin + executed - 1] = torch.where(counts, status.probability, 0.0)
+            curve[:, begin + before] = torch.where(counts, status.probability, 0.0)
             success |= counts & status.success
             running &= ~status.failed
         if (executed < horizon).any():
