@@ -122,12 +122,13 @@ class TeleopSession:
         self.in_episode = False
 
     def resume(self) -> None:
-        """Undo a stop and go on. ValueError while what stopped the arm is still there."""
+        """Undo a stop; an episode goes on. ValueError while what stopped the arm is still there."""
         if reason := self._connection.problem():
             raise ValueError(reason)
         with self.control.lock:
             self.control.loop.release()
-        self.control.resume()
+        if self.in_episode:
+            self.control.resume()
 
     def begin(self, instruction: str, *, task: str, seed: int = 0) -> None:
         """Start an episode where the arm is. ValueError says why it cannot."""

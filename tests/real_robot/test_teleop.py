@@ -176,6 +176,42 @@ class StillLeader:
         return None
 
 
+class LeaderAt:
+    """A leader arm that lies where its joints are the action ``values`` [6]."""
+
+    problem = ""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    def action(self, joints: object) -> np.ndarray:
+        return self.values
+
+
+@pytest.mark.real_time
+def test_c_outside_an_episode_undoes_a_stop_and_moves_nothing(servos: SimulatedServos, tmp_path: Path) -> None:
+    robot = load_robot(so101(tmp_path))
+    with LeRobotArm(servos, robot) as arm, typed("") as stream:
+        session = teleop.TeleopSession(
+            robot, LeRobotConnection(arm), LeaderAt(np.full(6, 0.1, np.float32)), embodiment=robot.embodiment(),
+            stream=stream, store=None, **OPTIONS,
+        )  # fmt: skip
+        wait(lambda: arm.fresh(0.1))
+        for between in ("before", "after"):
+            sent = len(servos.sent)
+            for key in " cc":
+                teleop._do(session, key, "follow", "follow")
+            assert not session.control.loop.filter.stopped
+            time.sleep(0.5)
+            assert len(servos.sent) == sent, between
+            session.begin("follow", task="follow")
+            time.sleep(0.5)
+            assert len(servos.sent) > sent
+            session.end(success=False)
+            time.sleep(0.5)
+        session.close()
+
+
 def test_with_a_leader_no_key_moves_the_arm(servos: SimulatedServos, tmp_path: Path) -> None:
     robot, keys = load_robot(so101(tmp_path)), string.ascii_lowercase
     embodiment = robot.embodiment()
