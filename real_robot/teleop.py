@@ -117,7 +117,10 @@ class TeleopSession:
             sent=lambda: self.control.loop.filter.positions, control_hz=control_hz,
         )  # fmt: skip
         device = leader or self._motion
-        self._source = HumanSource(device, embodiment, connection.cameras, self._recorder, image_size=image_size)
+        self._source = HumanSource(
+            device, embodiment, connection.cameras, self._recorder, image_size=image_size,
+            max_image_age_s=robot.control.max_image_age_s,
+        )  # fmt: skip
         self.control = connection.connect(robot.control_loop(self._source, embodiment, control_hz=control_hz))
         self.in_episode = False
 

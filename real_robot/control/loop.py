@@ -8,8 +8,9 @@ Who may move the arm:
 
     stopped --release--> paused --resume--> running --pause--> paused      stop, a person's or the filter's: from each
 
-Only while ``running`` actions are taken, and only an episode, from ``start`` to ``rest``, can be resumed. Otherwise the arm brakes, and once it is at rest nothing is sent at all
-(``live`` is False), so that another controller or a person may move it; the next motion begins where it then is.
+Only while ``running`` actions are taken, and only an episode, from ``start`` to ``rest``, is resumed. Otherwise the arm
+brakes, and once it is at rest nothing is sent at all (``live`` is False), so that another controller or a person may
+move it; the next motion begins where it then is.
 """
 
 from __future__ import annotations

@@ -19,13 +19,16 @@ import yaml
 
 from episodes.store import EpisodeStore
 from real_robot import teleop
-from real_robot.control.human_source import position_dimensions
+from real_robot.control.embodiment import JointPositions
+from real_robot.control.human_source import HumanSource, position_dimensions
 from real_robot.control.panda_end_effector import PandaEndEffector
 from real_robot.lerobot.arm import LeRobotArm, LeRobotConnection
 from real_robot.operation import teleop_session
 from real_robot.robot_file import load_robot
+from real_robot.safety.commands import Measurement
 from sims.tabletop.layout import START_JOINTS
 from tests.real_robot.lerobot_plugins.simulated_device import SimulatedServos
+from tests.real_robot.test_control_loop import FakeCamera
 from tests.real_robot.test_control_thread import wait
 from tests.real_robot.test_lerobot import so101
 from tests.real_robot.test_safety_streams import ROBOTS
@@ -174,6 +177,48 @@ class StillLeader:
 
     def action(self, joints: object) -> None:
         return None
+
+
+class Log:
+    """What was recorded: the step of each observation, and the number of actions."""
+
+    def __init__(self) -> None:
+        self.observed: list[int] = []
+        self.actions = 0
+
+    def observation(self, step: int, images: object, state: object) -> None:
+        self.observed.append(step)
+
+    def action(self, action: object, actor: int) -> None:
+        self.actions += 1
+
+
+def test_a_person_moves_and_records_nothing_while_a_camera_is_dead() -> None:
+    camera, log, held = FakeCamera(), Log(), LeaderAt(np.full(6, 0.1, np.float32))
+    embodiment = JointPositions([(-1.0, 1.0)] * 6)
+    source = HumanSource(held, embodiment, camera, log, image_size=(4, 4), max_image_age_s=1.0)
+    source.begin_episode()
+
+    def run(first_tick: int, taken_s: float | None) -> None:
+        camera.newest_s = taken_s
+        for tick in range(first_tick, first_tick + 10):
+            action = source.action(tick, Measurement([0.0] * 6, time.monotonic()), 0)
+            source.observe()
+            if action is not None:
+                source.executed(tick, action.values)
+
+    run(0, None)
+    assert source.problem == "no image from some camera"
+    run(10, time.monotonic() - 60.0)
+    assert source.problem.startswith("images are 60.")
+    assert (log.observed, log.actions) == ([], 0)
+    run(20, time.monotonic())
+    assert (source.problem, log.observed, log.actions) == ("", [0, *range(9)], 9)
+    run(30, time.monotonic() - 60.0)
+    assert (len(log.observed), log.actions) == (10, 10)  # the action before its observation was missed
+    source.observe(Measurement([0.0] * 6, time.monotonic()))
+    assert len(log.observed) == 10
+    assert source.problem.startswith("images are 60.")
 
 
 class LeaderAt:

@@ -161,9 +161,10 @@ def test_the_emergency_stop_and_the_enabling_device_stop_the_arm(cell: Cell) -> 
 
 
 def test_resume_without_an_episode_is_refused_and_the_stop_is_heard_afterwards(cell: Cell) -> None:
-    with contextlib.closing(Speaker({"/leader": leader_at(cell.ask("joints"))})), session_of(
-        teleoperated(), store=None
-    ) as session:
+    with (
+        contextlib.closing(Speaker({"/leader": leader_at(cell.ask("joints"))})),
+        session_of(teleoperated(), store=None) as session,
+    ):
         cell.wait(lambda: session._connection.joints.fresh(0.1), 20, "joints")
         cell.wait(lambda: cell.ask("trigger", "/vla_rl_teleop/release") is not None, 20, "the services")
         for _ in ("before the first episode", "after it"):
