@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import string
+import subprocess
 import sys
 import tempfile
 import threading
@@ -219,6 +220,19 @@ def test_a_person_moves_and_records_nothing_while_a_camera_is_dead() -> None:
     source.observe(Measurement([0.0] * 6, time.monotonic()))
     assert len(log.observed) == 10
     assert source.problem.startswith("images are 60.")
+
+
+def program(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.real_robot.driven_by_keys", *map(str, arguments)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
+
+
+def test_a_recording_that_cannot_begin_ends_with_its_error(tmp_path: Path) -> None:
+    with program(without_leader(tmp_path), 20.0, tmp_path / "store", stderr=subprocess.PIPE) as recording:
+        try:
+            assert "command_rate 50 Hz must be a multiple" in recording.communicate(timeout=60)[1]
+        finally:
+            recording.kill()
 
 
 class LeaderAt:
