@@ -155,7 +155,7 @@ class Recorder:
         self._ended = self._answered = 0  # episodes, of this process
         self._under_way = False
         self._replies = threading.Thread(
-            target=self._read_replies, args=(self._process.stdout,), name="recorder's replies"
+            target=self._read_replies, args=(self._process.stdout,), name="recorder's replies", daemon=True
         )
         self._replies.start()
 

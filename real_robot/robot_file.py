@@ -56,8 +56,8 @@ class ControlSection:
     """``embodiment``: what the policy's state and action mean (control/registry.py). ``scales``: from ``joint_range``
     and ``joint_step``, for the embodiments that need them; they are the policy's, independent of the limits.
 
-    ``max_image_age_s``: older images are not sent to the policy. ``server_timeout_s``: a policy server that does not
-    answer for longer is treated as lost.
+    ``max_image_age_s``: older images are neither sent to the policy nor recorded. ``server_timeout_s``: a policy server
+    that does not answer for longer is treated as lost.
     """
 
     embodiment: EmbodimentName

@@ -117,17 +117,21 @@ class TeleopSession:
             sent=lambda: self.control.loop.filter.positions, control_hz=control_hz,
         )  # fmt: skip
         device = leader or self._motion
-        self._source = HumanSource(device, embodiment, connection.cameras, self._recorder, image_size=image_size)
+        self._source = HumanSource(
+            device, embodiment, connection.cameras, self._recorder, image_size=image_size,
+            max_image_age_s=robot.control.max_image_age_s,
+        )  # fmt: skip
         self.control = connection.connect(robot.control_loop(self._source, embodiment, control_hz=control_hz))
         self.in_episode = False
 
     def resume(self) -> None:
-        """Undo a stop and go on. ValueError while what stopped the arm is still there."""
+        """Undo a stop; an episode goes on. ValueError while what stopped the arm is still there."""
         if reason := self._connection.problem():
             raise ValueError(reason)
         with self.control.lock:
             self.control.loop.release()
-        self.control.resume()
+        if self.in_episode:
+            self.control.resume()
 
     def begin(self, instruction: str, *, task: str, seed: int = 0) -> None:
         """Start an episode where the arm is. ValueError says why it cannot."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 
 from episodes.schema import HUMAN
 from real_robot.control.embodiment import Embodiment
@@ -48,8 +48,19 @@ def position_dimensions(embodiment: Embodiment, axes: Sequence[AxisLimits]) -> l
     return list(np.flatnonzero(np.max(rest, axis=0) > 1e-3).tolist())
 
 
+def images_problem(taken_s: float | None, max_age_s: float) -> str:
+    """Why images taken then [s, monotonic], None if there are none, are not what the cameras see now, or ""."""
+    if taken_s is None:
+        return "no image from some camera"
+    age_s = time.monotonic() - taken_s
+    return "" if abs(age_s) <= max_age_s else f"images are {age_s:.2f} s old"
+
+
 class HumanSource:
-    """``observe`` is called after every tick's command was sent: it records what the camera saw before each action."""
+    """``observe`` is called after every tick's command was sent: it records what the camera saw before each action.
+
+    With images that are older than ``max_image_age_s`` nothing is recorded, so the arm holds.
+    """
 
     def __init__(
         self,
@@ -59,10 +70,12 @@ class HumanSource:
         log: EpisodeLog | None,
         *,
         image_size: Sequence[int],
+        max_image_age_s: float,
     ) -> None:
         self.problem = ""
         self._device, self._embodiment, self._cameras, self._log = device, embodiment, cameras, log
-        self._image_size = image_size
+        self._image_size, self._max_image_age_s = image_size, max_image_age_s
+        self._observed = False  # last time
         self._steps = ExecutedSteps()
         self._due: tuple[int, Measurement] | None = None  # number of steps before it
 
@@ -71,11 +84,13 @@ class HumanSource:
         self._steps.clear()
 
     def action(self, tick: int, measured: Measurement, lead_ticks: int) -> Action | None:
-        """The device's action, limited to [-1, 1]; the arm holds while there is none."""
+        """The device's action, limited to [-1, 1]; the arm holds while there is none, or no observation before it."""
         values = self._device.action(measured.positions)
         if values is None or not np.isfinite(values).all():
             return None
         self._due = self._steps.before(tick - lead_ticks), measured
+        if self._log is not None and not self._observed:
+            return None
         return Action(np.clip(values, -1.0, 1.0).astype(np.float32), time.monotonic())
 
     def executed(self, tick: int, action: Float[np.ndarray, " A"]) -> None:
@@ -85,7 +100,7 @@ class HumanSource:
             self._log.action(action, HUMAN)
 
     def clear(self) -> None:
-        self._due = None
+        self._due, self._observed = None, False
         self._steps.restart_ticks()
 
     def observe(self, last: Measurement | None = None) -> None:
@@ -94,11 +109,16 @@ class HumanSource:
         if due is None or self._log is None:
             return
         step, measured = due
+        images = self._images()
+        self._observed = images is not None
+        if images is not None:
+            self._log.observation(step, images, self._embodiment.state(measured.positions))
+
+    def _images(self) -> Mapping[str, UInt8[np.ndarray, "height width 3"]] | None:
         try:
             newest = self._cameras.images(self._image_size)
         except (ValueError, OSError) as error:
             self.problem = str(error)
-            return
-        self.problem = "" if newest is not None else "no image from some camera"
-        if newest is not None:
-            self._log.observation(step, newest[0], self._embodiment.state(measured.positions))
+            return None
+        self.problem = images_problem(newest[1] if newest else None, self._max_image_age_s)
+        return newest[0] if newest and not self.problem else None

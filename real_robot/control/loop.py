@@ -8,8 +8,9 @@ Who may move the arm:
 
     stopped --release--> paused --resume--> running --pause--> paused      stop, a person's or the filter's: from each
 
-Only while ``running`` actions are taken. Otherwise the arm brakes, and once it is at rest nothing is sent at all
-(``live`` is False), so that another controller or a person may move it; the next motion begins where it then is.
+Only while ``running`` actions are taken, and only an episode, from ``start`` to ``rest``, is resumed. Otherwise the arm
+brakes, and once it is at rest nothing is sent at all (``live`` is False), so that another controller or a person may
+move it; the next motion begins where it then is.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class ControlLoop:
         self.counters = LoopCounters()
         self.source = source
         self.live, self.speed = False, 1.0
-        self._paused = True
+        self._paused, self._in_episode = True, False
         self._embodiment = embodiment
         self._period = round(ratio)
         self._lead_steps = round(lead_in_steps(lead_s, command_hz=limits.command_hz, control_hz=control_hz))
@@ -135,7 +136,7 @@ class ControlLoop:
             raise ValueError(f"stopped: {self.filter.stopped}; release the stop first")
         self.filter.start(self._within_limits(joints), now_s)
         self._tick, self._control_tick = self.filter.tick, -1
-        self.live, self._paused = True, False
+        self.live, self._paused, self._in_episode = True, False, True
         self._ramp_from_s, self._ramp_is_due = (self.filter.last_point_s if self._ramp_is_due else None), False
         self._goal = self._executing = None
         self._clear_plan()
@@ -151,8 +152,10 @@ class ControlLoop:
     def resume(self, measured: Measurement, now_s: float) -> None:
         """Take actions again, slowly at first if there was a stop.
 
-        ValueError while stopped, and if the arm is no longer where it came to rest.
+        ValueError while stopped, outside an episode, and if the arm is no longer where it came to rest.
         """
+        if not self._in_episode:
+            raise ValueError("no episode is under way; begin one")
         if self.live and not self.filter.stopped and not self._ramp_is_due:
             self._paused = False
             return
@@ -198,6 +201,11 @@ class ControlLoop:
         """Brake and hold until ``resume``; the plan is dropped."""
         self._paused = True
         self._clear_plan()
+
+    def rest(self) -> None:
+        """Brake and hold until ``start``; the plan is dropped."""
+        self.pause()
+        self._in_episode = False
 
     def _continue(self, measured: Measurement | None, now_s: float) -> bool:
         """Go on by itself after the measurements were missing, if the arm is where it came to rest.

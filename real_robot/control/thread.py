@@ -93,10 +93,15 @@ class ControlThread:
         with self.lock:
             self.loop.stop(reason)
 
+    def pause(self) -> None:
+        """Brake to rest, then send nothing until ``resume`` or ``start``."""
+        with self.lock:
+            self.loop.pause()
+
     def rest(self) -> None:
         """Brake to rest, then send nothing until ``start``: between episodes people or other nodes may move the arm."""
         with self.lock:
-            self.loop.pause()
+            self.loop.rest()
 
     def wait_for_rest(self) -> None:
         """Return when a stopped or paused arm is at rest and nothing is sent, after ``BRAKE_S`` at most."""

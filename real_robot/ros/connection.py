@@ -94,20 +94,21 @@ class RobotConnection:
             self.joints,
             self._output,
             after_tick=self._after_tick,
-            checks=(self._output.problem, self._stops.problem),
+            checks=(self.problem,),
         )
         self._services = [
             self.node.create_service(Trigger, f"~/{name}", getattr(self, f"_on_{name}"))
             for name in ("stop", "release", "resume")
         ]
-        self._resources.callback(SpinThread(self.node).close)
+        self._spinning = SpinThread(self.node)
+        self._resources.callback(self._spinning.close)
         self._resources.callback(self._output.close)
         self._resources.callback(self.control.brake)
         return self.control
 
     def problem(self) -> str:
         """Why the arm may not move, or ""."""
-        return self._stops.problem() or self._output.problem()
+        return self._stops.problem() or self._output.problem() or self._spinning.problem
 
     def close(self) -> None:
         """Brake, hold, and leave ROS."""

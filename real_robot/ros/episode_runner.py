@@ -234,7 +234,7 @@ class EpisodeRunner:
             raise ValueError("no episode is under way")
         if self._control is not None:
             if paused:
-                self._control.rest()
+                self._control.pause()
             else:
                 self._control.resume()
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
-from rclpy.executors import SingleThreadedExecutor
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 
 
 class SpinThread:
     """Runs the callbacks of ``node`` until ``close``.
 
+    ``problem``: the first error of a callback, or "". The others are called all the same, as one of them may be a stop.
+
     The thread ends itself: rclpy's ``Executor.shutdown`` called from another thread takes away what a ``spin`` that is
     between two callbacks is about to wait for, and the spin fails.
     """
 
     def __init__(self, node: Node) -> None:
+        self.problem = ""
         self._executor = SingleThreadedExecutor(context=node.context)
         self._executor.add_node(node)
         self._ending = threading.Event()
@@ -30,4 +34,10 @@ class SpinThread:
 
     def _run(self) -> None:
         while not self._ending.is_set():
-            self._executor.spin_once()
+            try:
+                self._executor.spin_once()
+            except ExternalShutdownException:
+                raise
+            except Exception as error:
+                self.problem = self.problem or f"a callback failed: {type(error).__name__}: {error}"
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self._thread)))

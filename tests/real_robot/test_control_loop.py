@@ -215,6 +215,23 @@ def test_after_a_stop_only_an_explicit_resume_moves_the_arm_and_slowly_at_first(
     assert fastest(arm.run(500)) > 0.65 * fast
 
 
+def test_before_the_first_episode_and_after_one_nothing_is_resumed() -> None:
+    arm = SimulatedArm()
+    new = ControlLoop(LIMITS, control_hz=20.0, embodiment=JointPositions([(-1.0, 1.0)] * 2), source=arm.policy)
+    with pytest.raises(ValueError, match="no episode is under way"):
+        new.resume(arm.measured(), 0.0)
+    arm.run(200)
+    arm.loop.rest()
+    arm.run(100)
+    with pytest.raises(ValueError, match="no episode is under way"):
+        arm.loop.resume(arm.measured(), arm.tick / 100)
+    assert arm.run(50) == []
+    arm.loop.start(arm.positions, arm.tick / 100)
+    arm.loop.pause()
+    arm.loop.resume(arm.measured(), arm.tick / 100)
+    assert arm.loop.mode == "running"
+
+
 def after_a_pause(ticks: int) -> list[SafeCommand]:
     """The same motion without a stop before it."""
     arm = SimulatedArm()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -135,6 +136,28 @@ def test_closing_returns_at_once_although_the_disk_hangs(tmp_path: Path, monkeyp
     assert time.monotonic() - began < 1.0
     recorder._process.send_signal(signal.SIGCONT)
     assert recorder.join(timeout_s=60)
+
+
+def test_a_disk_that_hangs_does_not_keep_the_program_from_ending(tmp_path: Path) -> None:
+    program = textwrap.dedent("""
+        import functools, signal, sys
+        from pathlib import Path
+        from real_robot.recorder import Recorder
+        recorder = Recorder(Path(sys.argv[1]))
+        recorder._process.send_signal(signal.SIGSTOP)
+        print(recorder._process.pid, flush=True)
+        recorder.join = functools.partial(recorder.join, 0.5)
+        recorder.close()
+    """)
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
+        assert node.stdout is not None
+        stopped = int(node.stdout.readline())
+        try:
+            assert node.wait(timeout=20) == 0
+        finally:
+            node.kill()
+            os.kill(stopped, signal.SIGCONT)
 
 
 def test_a_long_episode_is_recorded_in_parts_that_follow_each_other() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import string
+import subprocess
 import sys
 import tempfile
 import threading
@@ -19,13 +20,16 @@ import yaml
 
 from episodes.store import EpisodeStore
 from real_robot import teleop
-from real_robot.control.human_source import position_dimensions
+from real_robot.control.embodiment import JointPositions
+from real_robot.control.human_source import HumanSource, position_dimensions
 from real_robot.control.panda_end_effector import PandaEndEffector
 from real_robot.lerobot.arm import LeRobotArm, LeRobotConnection
 from real_robot.operation import teleop_session
 from real_robot.robot_file import load_robot
+from real_robot.safety.commands import Measurement
 from sims.tabletop.layout import START_JOINTS
 from tests.real_robot.lerobot_plugins.simulated_device import SimulatedServos
+from tests.real_robot.test_control_loop import FakeCamera
 from tests.real_robot.test_control_thread import wait
 from tests.real_robot.test_lerobot import so101
 from tests.real_robot.test_safety_streams import ROBOTS
@@ -174,6 +178,97 @@ class StillLeader:
 
     def action(self, joints: object) -> None:
         return None
+
+
+class Log:
+    """What was recorded: the step of each observation, and the number of actions."""
+
+    def __init__(self) -> None:
+        self.observed: list[int] = []
+        self.actions = 0
+
+    def observation(self, step: int, images: object, state: object) -> None:
+        self.observed.append(step)
+
+    def action(self, action: object, actor: int) -> None:
+        self.actions += 1
+
+
+def test_a_person_moves_and_records_nothing_while_a_camera_is_dead() -> None:
+    camera, log, held = FakeCamera(), Log(), LeaderAt(np.full(6, 0.1, np.float32))
+    embodiment = JointPositions([(-1.0, 1.0)] * 6)
+    source = HumanSource(held, embodiment, camera, log, image_size=(4, 4), max_image_age_s=1.0)
+    source.begin_episode()
+
+    def run(first_tick: int, taken_s: float | None) -> None:
+        camera.newest_s = taken_s
+        for tick in range(first_tick, first_tick + 10):
+            action = source.action(tick, Measurement([0.0] * 6, time.monotonic()), 0)
+            source.observe()
+            if action is not None:
+                source.executed(tick, action.values)
+
+    run(0, None)
+    assert source.problem == "no image from some camera"
+    run(10, time.monotonic() - 60.0)
+    assert source.problem.startswith("images are 60.")
+    assert (log.observed, log.actions) == ([], 0)
+    run(20, time.monotonic())
+    assert (source.problem, log.observed, log.actions) == ("", [0, *range(9)], 9)
+    run(30, time.monotonic() - 60.0)
+    assert (len(log.observed), log.actions) == (10, 10)  # the action before its observation was missed
+    source.observe(Measurement([0.0] * 6, time.monotonic()))
+    assert len(log.observed) == 10
+    assert source.problem.startswith("images are 60.")
+
+
+def program(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.real_robot.driven_by_keys", *map(str, arguments)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
+
+
+def test_a_recording_that_cannot_begin_ends_with_its_error(tmp_path: Path) -> None:
+    with program(without_leader(tmp_path), 20.0, tmp_path / "store", stderr=subprocess.PIPE) as recording:
+        try:
+            assert "command_rate 50 Hz must be a multiple" in recording.communicate(timeout=60)[1]
+        finally:
+            recording.kill()
+
+
+class LeaderAt:
+    """A leader arm that lies where its joints are the action ``values`` [6]."""
+
+    problem = ""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    def action(self, joints: object) -> np.ndarray:
+        return self.values
+
+
+@pytest.mark.real_time
+def test_c_outside_an_episode_undoes_a_stop_and_moves_nothing(servos: SimulatedServos, tmp_path: Path) -> None:
+    robot = load_robot(so101(tmp_path))
+    with LeRobotArm(servos, robot) as arm, typed("") as stream:
+        session = teleop.TeleopSession(
+            robot, LeRobotConnection(arm), LeaderAt(np.full(6, 0.1, np.float32)), embodiment=robot.embodiment(),
+            stream=stream, store=None, **OPTIONS,
+        )  # fmt: skip
+        wait(lambda: arm.fresh(0.1))
+        for between in ("before", "after"):
+            sent = len(servos.sent)
+            for key in " cc":
+                teleop._do(session, key, "follow", "follow")
+            assert not session.control.loop.filter.stopped
+            time.sleep(0.5)
+            assert len(servos.sent) == sent, between
+            session.begin("follow", task="follow")
+            time.sleep(0.5)
+            assert len(servos.sent) > sent
+            session.end(success=False)
+            time.sleep(0.5)
+        session.close()
 
 
 def test_with_a_leader_no_key_moves_the_arm(servos: SimulatedServos, tmp_path: Path) -> None:

@@ -160,6 +160,23 @@ def test_the_emergency_stop_and_the_enabling_device_stop_the_arm(cell: Cell) -> 
             cell.wait(lambda: not session._connection.problem(), 10, "the inputs")
 
 
+def test_resume_without_an_episode_is_refused_and_the_stop_is_heard_afterwards(cell: Cell) -> None:
+    with (
+        contextlib.closing(Speaker({"/leader": leader_at(cell.ask("joints"))})),
+        session_of(teleoperated(), store=None) as session,
+    ):
+        cell.wait(lambda: session._connection.joints.fresh(0.1), 20, "joints")
+        cell.wait(lambda: cell.ask("trigger", "/vla_rl_teleop/release") is not None, 20, "the services")
+        for _ in ("before the first episode", "after it"):
+            assert cell.ask("trigger", "/vla_rl_teleop/resume") == [False, "no episode is under way; begin one"]
+            assert not session.control.loop.live
+            assert cell.ask("trigger", "/vla_rl_teleop/stop")[0]
+            assert session.control.loop.filter.stopped
+            assert cell.ask("trigger", "/vla_rl_teleop/release")[0]
+            session.begin("hold", task="hold")
+            session.end(success=False)
+
+
 def stop_at_fault(cell: Cell, session: Any, inputs: Speaker, fault: dict[str, Any] | None, reason: str) -> None:
     """An episode that ``fault`` stops; None: the emergency stop falls silent.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from importlib.util import find_spec
 
@@ -42,3 +43,24 @@ def test_closing_at_any_moment_raises_nothing_in_the_thread(monkeypatch: pytest.
     finally:
         sys.setswitchinterval(interval)
         rclpy.shutdown(context=context)
+
+
+def test_an_error_of_one_callback_is_named_and_the_others_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROS_LOCALHOST_ONLY", "1")
+    seen: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", seen.append)
+    context = Context()
+    rclpy.init(context=context)
+    node, called = Node("spun", context=context), []
+    node.create_timer(0.01, lambda: [].pop())  # type: ignore[var-annotated]
+    node.create_timer(0.01, lambda: called.append(time.monotonic()))
+    spinning = SpinThread(node)
+    deadline = time.monotonic() + 20.0
+    while len(called) < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    spinning.close()
+    node.destroy_node()
+    rclpy.shutdown(context=context)
+    assert len(called) >= 5
+    assert spinning.problem == "a callback failed: IndexError: pop from empty list"
+    assert seen[0].exc_type is IndexError

@@ -18,7 +18,7 @@ from lerobot.robots import Robot
 
 from lerobot_robot_vla_rl.config_vla_rl import VlaRlRobotConfig
 from real_robot.arm_connection import ArmConnection, connected
-from real_robot.control.human_source import INPUT_AGE_S, HumanSource
+from real_robot.control.human_source import INPUT_AGE_S, HumanSource, images_problem
 from real_robot.control.thread import ControlThread
 from real_robot.lerobot.values import ActionValues, PositionValues, action_values
 from real_robot.robot_file import RobotError, read_robot
@@ -78,8 +78,9 @@ class VlaRlRobot(Robot):
             connection = stack.enter_context(connected(self._robot, name="vla_rl_lerobot"))
             self._newest = NewestAction()
             source = HumanSource(
-                self._newest, self._actions.embodiment, connection.cameras, None, image_size=self.config.image_size
-            )
+                self._newest, self._actions.embodiment, connection.cameras, None, image_size=self.config.image_size,
+                max_image_age_s=self._robot.control.max_image_age_s,
+            )  # fmt: skip
             try:
                 loop = self._robot.control_loop(source, self._actions.embodiment, control_hz=self.config.control_hz)
             except ValueError as error:
@@ -91,11 +92,7 @@ class VlaRlRobot(Robot):
 
     def _start(self, connection: ArmConnection, control: ControlThread) -> None:
         self._wait_for_joints(connection)
-        if self.cameras:
-            cameras = connection.cameras
-            wait_until_ready(
-                lambda: cameras.taken_s() is not None, lambda: "no image from some camera", within_s=READY_S
-            )
+        self._wait_for_images(connection)
         try:
             if problem := connection.problem():
                 raise ValueError(problem)
@@ -110,7 +107,7 @@ class VlaRlRobot(Robot):
         """Nothing to configure."""
 
     def get_observation(self) -> dict[str, Any]:
-        """The newest joints and images. RobotError if the joints stay old, or an image is missing."""
+        """The newest joints and images. RobotError if they stay old, or an image is missing."""
         connection, _ = self._connected()
         self._wait_for_joints(connection)
         measured = connection.joints.measure()
@@ -118,6 +115,7 @@ class VlaRlRobot(Robot):
         values: dict[str, Any] = dict(self._positions.values(measured.positions))
         if not self.cameras:
             return values
+        self._wait_for_images(connection)
         newest = connection.cameras.images(self.config.image_size)
         if newest is None:
             raise RobotError("no image from some camera")
@@ -140,6 +138,15 @@ class VlaRlRobot(Robot):
     def _wait_for_joints(self, connection: ArmConnection) -> None:
         joints, max_age_s = connection.joints, self._robot.limits.max_measurement_age_s
         wait_until_ready(lambda: joints.fresh(max_age_s), lambda: joints.problem, within_s=READY_S)
+
+    def _wait_for_images(self, connection: ArmConnection) -> None:
+        if self.cameras:
+            cameras, max_age_s = connection.cameras, self._robot.control.max_image_age_s
+            wait_until_ready(
+                lambda: not images_problem(cameras.taken_s(), max_age_s),
+                lambda: images_problem(cameras.taken_s(), max_age_s),
+                within_s=READY_S,
+            )
 
     def _connected(self) -> tuple[ArmConnection, ControlThread]:
         if self._arm is None:
