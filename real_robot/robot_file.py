@@ -383,8 +383,8 @@ def _section(kind: type[T], table: Any, where: str) -> T:
 
 def _check_value(value: Any, annotation: str, where: str) -> None:
     if annotation in _CHOICES:
-        if value in _RENAMED_VALUES:
-            raise ValueError(f"{where}: {value!r} was renamed to {_RENAMED_VALUES[value]!r}")
+        if renamed := _RENAMED_VALUES.get(str(value)):
+            raise ValueError(f"{where}: {value!r} was renamed to {renamed!r}")
         check_choice(value, _CHOICES[annotation], where)
         return
     good = {
