@@ -115,6 +115,14 @@ def install_bundle(path: Path, *, manifest: bytes, tensors: bytes) -> None:
     write_hashed(path / MANIFEST, manifest, kind="policy", sha256=sha256, tensors=tensors)
 
 
+def copy_bundle(source: Path, path: Path) -> None:
+    """Write the bundle in the folder ``source`` to the folder ``path``, as ``save_bundle`` does. Raises BundleError."""
+    tensors = source / read_bundle_info(source).tensors
+    if not tensors.is_file():
+        raise BundleError(f"{source} is not a whole bundle: it has no {tensors.name}")
+    install_bundle(path, manifest=(source / MANIFEST).read_bytes(), tensors=tensors.read_bytes())
+
+
 def tensors_of(module: nn.Module) -> bytes:
     """Its state as a safetensors file."""
     with crossing("weights"):

@@ -50,7 +50,7 @@ def check(path: Path, *, live: bool, images: Path | None = None) -> dict[str, An
         "contact_speed": None
         if robot.limits.contact is None
         else f"{robot.limits.contact.max_speed_m_s:.3f} m/s, {robot.limits.contact.max_energy_j:.3f} J",
-        "cameras": dict((robot.lerobot or robot.ros).cameras),
+        "cameras": dict(robot.cameras),
         "calibrated": sorted(robot.calibration),
         "emergency_stop": robot.ros.emergency_stop or "none",
         "enabling_device": robot.ros.enabling_device or "none",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -168,6 +168,20 @@ class Robot:
         others = {name for controller in more for name in controller.joints}
         joints = [axis.name for axis in self.limits.axes if axis.name not in others]
         return Controller(joints=joints, command=ros.command, command_type=ros.command_type), *more
+
+    @property
+    def cameras(self) -> Mapping[str, str]:
+        """The policy's name of each: its topic, or LeRobot's name."""
+        return (self.lerobot or self.ros).cameras
+
+    def check_cameras(self, names: Iterable[str]) -> None:
+        """ValueError unless a policy with the cameras ``names`` has those of this robot."""
+        if differing := sorted(set(names) ^ set(self.cameras)):
+            section = "ros" if self.lerobot is None else "lerobot"
+            raise ValueError(
+                f"policy and robot file disagree about the cameras {differing}: the policy has {sorted(names)}, the "
+                f"robot {sorted(self.cameras)}; rename them under {section}.cameras"
+            )
 
     def embodiment(self) -> Embodiment:
         """A new one: it remembers where its arm is sent. ValueError if the joints are not the embodiment's."""
@@ -369,8 +383,8 @@ def _section(kind: type[T], table: Any, where: str) -> T:
 
 def _check_value(value: Any, annotation: str, where: str) -> None:
     if annotation in _CHOICES:
-        if value in _RENAMED_VALUES:
-            raise ValueError(f"{where}: {value!r} was renamed to {_RENAMED_VALUES[value]!r}")
+        if renamed := _RENAMED_VALUES.get(str(value)):
+            raise ValueError(f"{where}: {value!r} was renamed to {renamed!r}")
         check_choice(value, _CHOICES[annotation], where)
         return
     good = {

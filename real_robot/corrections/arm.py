@@ -64,7 +64,7 @@ class ArmEnv:
             loop = robot.control_loop(self._actions, self._embodiment, control_hz=policy.control_hz)
         except ValueError as error:
             raise RobotError(str(error)) from error
-        cameras = tuple((robot.lerobot or robot.ros).cameras)
+        cameras = tuple(robot.cameras)
         self.spec = EnvSpec(
             name="robot",
             num_envs=1,

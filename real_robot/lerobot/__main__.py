@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from real_robot.control.loop import ControlLoop
 from real_robot.lerobot.arm import LeRobotArm, LeRobotConnection
 from real_robot.lerobot.devices import make_driver
 from real_robot.robot_file import Robot, RobotError, read_robot
@@ -21,12 +23,14 @@ from real_robot.waiting import wait_until_ready
 from sims.errors import UserError
 
 READY_S = 10.0
+SAID_S = 1.0  # between two problems that are printed
 
 
 def run_episode(arm: LeRobotArm, robot: Robot, client: PolicyClient, *, instruction: str, seconds: float) -> str:
-    """One episode of the server's policy; returns why the arm stopped before its time, or "".
+    """One episode of the server's policy; returns why the arm stopped, or what the policy lacked at the end, or "".
 
-    RobotError if the server or the joints do not answer.
+    What the policy lacks is printed while it does. RobotError if the server or the joints do not
+    answer, ValueError if the policy is for another robot.
     """
     wait_until_ready(
         lambda: client.hello is not None and arm.fresh(robot.limits.max_measurement_age_s),
@@ -36,6 +40,7 @@ def run_episode(arm: LeRobotArm, robot: Robot, client: PolicyClient, *, instruct
     )
     hello = client.hello
     assert hello is not None
+    robot.check_cameras(hello.cameras)
     embodiment = robot.embodiment()
     policy = RemotePolicy(
         hello,
@@ -50,14 +55,25 @@ def run_episode(arm: LeRobotArm, robot: Robot, client: PolicyClient, *, instruct
     client.bind(hello.fingerprint)
     policy.begin_episode(instruction)
     control.start()
-    end_s = time.monotonic() + seconds
     try:
-        while time.monotonic() < end_s and not loop.filter.stopped:
-            time.sleep(0.02)
+        problem = _watch(loop, lambda: client.problem or policy.problem, seconds=seconds)
     finally:
         control.brake()
         client.end_episode("unknown")
-    return loop.filter.stopped or ""
+    return loop.filter.stopped or (f"the episode is over; at its end: {problem}" if problem else "")
+
+
+def _watch(loop: ControlLoop, problem: Callable[[], str], *, seconds: float) -> str:
+    """Wait for the time, or the stop of the arm; returns the last problem. New ones are printed, one a second."""
+    now_s = time.monotonic()
+    end_s, said, said_s = now_s + seconds, "", now_s - SAID_S
+    while now_s < end_s and not loop.filter.stopped:
+        time.sleep(0.02)
+        now_s, last = time.monotonic(), problem()
+        if last not in ("", said) and now_s - said_s >= SAID_S:
+            print(last, file=sys.stderr)
+            said, said_s = last, now_s
+    return problem()
 
 
 def main() -> None:
@@ -85,7 +101,7 @@ def _run(options: argparse.Namespace) -> str:
     except (OSError, ValueError) as error:
         raise UserError(f"--token-file {options.token_file}: {error}; vla-rl serve writes it") from error
     try:
-        client = PolicyClient(options.url, token=token)
+        client = PolicyClient(options.url, token=token, timeout_s=robot.control.server_timeout_s)
     except ValueError as error:
         raise UserError(f"--url {options.url}: {error}") from error
     try:

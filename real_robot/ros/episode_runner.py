@@ -158,8 +158,7 @@ class EpisodeRunner:
         if self._control is not None and self._policy is not None and self._policy.hello == hello:
             return self._control, self._policy
         robot = self.robot
-        if missing := set(hello.cameras) ^ set(robot.ros.cameras):
-            raise ValueError(f"policy and robot file disagree about the cameras {sorted(missing)}")
+        robot.check_cameras(hello.cameras)
         embodiment = robot.embodiment()
         policy = RemotePolicy(
             hello,

@@ -16,7 +16,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from episodes.files import write_atomically
-from policies.bundle import MANIFEST, BundleError, install_bundle, read_bundle_info
+from policies.bundle import MANIFEST, BundleError, copy_bundle, read_bundle_info
 
 KEPT = 5  # bundles that were not rolled back; also the others are known by their hash
 
@@ -111,11 +111,8 @@ class PublishedVersions:
 
     def _publish(self, sha256: str) -> None:
         """A version that is kept."""
-        if not self._restore:
-            return
-        folder = self.folder(sha256)
-        tensors = (folder / read_bundle_info(folder).tensors).read_bytes()
-        install_bundle(self._live, manifest=(folder / MANIFEST).read_bytes(), tensors=tensors)
+        if self._restore:
+            copy_bundle(self.folder(sha256), self._live)
 
     def _keep(self, sha256: str, in_use: Collection[str]) -> None:
         """A copy; raises BundleError if the learner replaces the bundle meanwhile."""

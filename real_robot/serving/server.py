@@ -12,6 +12,7 @@ import hmac
 import sys
 from dataclasses import dataclass
 from http import HTTPStatus
+from math import ceil
 from pathlib import Path
 from ssl import SSLContext
 
@@ -29,7 +30,8 @@ from real_robot.serving.versions import Versions
 class ServerConfig:
     """``token``: what clients must present. Addresses other than loopback need ``tls`` too.
 
-    ``max_rate_hz``: requests per second and client, over one second; a client above it is disconnected.
+    ``max_rate_hz``: requests per second and client, over one second; a client above it, and above twice the policy's
+    control rate, is disconnected.
     """
 
     host: str = "127.0.0.1"
@@ -110,7 +112,7 @@ class PolicyServer:
             self.versions,
             self.metrics,
             turns=self._turns,
-            max_rate_hz=self.config.max_rate_hz,
+            max_rate_hz=max(self.config.max_rate_hz, ceil(2.0 * self.versions.current.hello.control_hz)),
         )
         try:
             await session.run()

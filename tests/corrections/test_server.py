@@ -331,6 +331,19 @@ def test_a_full_disk_is_said_and_the_episode_can_be_stored_later(tmp_path: Path)
         assert one.robot.session.store.read(shown["stored_as"]).num_steps == shown["step"] >= 10
 
 
+def test_a_copy_of_the_bundle_that_a_full_disk_cut_off_is_made_again(tmp_path: Path):
+    write_bundle(tmp_path / "given")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"), server(tmp_path):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with server(tmp_path):
+        assert read_bundle_info(tmp_path / "out" / "bundle") == read_bundle_info(tmp_path / "given")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_what_is_under_way_when_the_program_is_terminated_is_stored(tmp_path: Path, number: signal.Signals):
     given, sim, out = write_bundle(tmp_path / "given"), tmp_path / "sim.yaml", tmp_path / "out"

@@ -484,6 +484,7 @@ def test_every_robot_file_is_complete(path: Path) -> None:
     ("section", "key", "value", "message"),
     [
         ("control", "embodiment", "joint_step", "did you mean 'joint_steps'"),
+        ("control", "embodiment", ["joint_steps"], r"control.embodiment: \['joint_steps'\] is not one of"),
         ("control", "speed", 1, "control.speed: 'speed' is not one of"),
         ("control", "max_image_age_s", "soon", "control.max_image_age_s: got 'soon', expected float"),
         ("control", "max_image_age_s", float("inf"), "control.max_image_age_s: got inf, expected float"),

@@ -30,13 +30,17 @@ from real_robot.lerobot.devices import make_driver
 from real_robot.operation import teleop_session
 from real_robot.robot_file import RobotError, load_robot
 from real_robot.safety.commands import Measurement
+from real_robot.serving.backends import PolicyBackend
+from real_robot.serving.versions import Versions
 from sims.vector_env import Observation, encode_instructions
 from tests.real_robot.lerobot_plugins.simulated_device import SimulatedServos
 from tests.real_robot.small_policies import small_policy
 from tests.real_robot.test_control_thread import wait
+from tests.real_robot.test_policy_versions import TOKEN, served
 from tests.real_robot.test_safety_streams import ROBOTS
 
 ROOT = Path(__file__).parents[2]
+SO101 = RobotSpec(action_dim=6, state_dim=6, cameras=("agent",), image_size=(24, 32), control_hz=25.0)
 JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
 
 
@@ -233,6 +237,60 @@ def test_mistakes_of_the_program_are_one_line(
     assert message in said
 
 
+@contextmanager
+def served_to_an_arm(folder: Path, *, cameras: tuple[str, ...] = ("agent",), thinks_s: float = 0.0) -> Iterator[str]:
+    """The address of a server whose policy takes ``thinks_s`` for a chunk; its token is in ``folder``."""
+    backend = PolicyBackend(small_policy(robot=replace(SO101, cameras=cameras), max_prefix=6), fingerprint="untrained")
+    answer = backend.compute_chunk
+
+    def late(*request: Any) -> Any:
+        time.sleep(thinks_s)
+        return answer(*request)
+
+    backend.compute_chunk = late  # type: ignore[method-assign]
+    (folder / "token").write_text(TOKEN)
+    with served(Versions(backend)) as port:
+        yield f"ws://127.0.0.1:{port}"
+
+
+def run_program(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, *, seconds: float, **control: float) -> None:
+    """``real_robot.lerobot`` with simulated servos and these settings of ``control``."""
+    path = so101(folder)
+    document = yaml.safe_load(path.read_text())
+    document["control"] |= control
+    path.write_text(yaml.safe_dump(document))
+    given = [path, "--url", url, "--token-file", folder / "token", "--instruction", "wave", "--seconds", seconds]
+    monkeypatch.setattr("sys.argv", ["real_robot.lerobot", *map(str, given)])
+    monkeypatch.setattr("real_robot.lerobot.__main__.make_driver", lambda section: SimulatedServos())
+    main()
+
+
+def test_a_policy_with_other_cameras_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served_to_an_arm(tmp_path, cameras=("wrist",)) as url, pytest.raises(SystemExit, match="2"):
+        run_program(tmp_path, url, monkeypatch, seconds=1.0)
+    assert "disagree about the cameras ['agent', 'wrist']" in capsys.readouterr().err
+
+
+def test_what_keeps_the_policy_from_driving_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served_to_an_arm(tmp_path) as url:
+        run_program(tmp_path, url, monkeypatch, seconds=1.5, max_image_age_s=1e-6)
+    said = capsys.readouterr()
+    assert 1 <= said.err.count("images are") <= 3
+    assert "at its end: images are" in said.out
+
+
+def test_a_policy_is_waited_for_as_long_as_the_file_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served_to_an_arm(tmp_path, thinks_s=0.5) as url:
+        run_program(tmp_path, url, monkeypatch, seconds=1.5, server_timeout_s=0.2)
+    assert "TimeoutError" in capsys.readouterr().err
+
+
 def test_a_connection_that_drove_nothing_is_closed(tmp_path: Path) -> None:
     LeRobotConnection(LeRobotArm(None, load_robot(so101(tmp_path)))).close()
 
@@ -251,9 +309,6 @@ def test_a_lead_that_is_too_short_is_refused_for_a_driver_too(tmp_path: Path, le
         return
     with pytest.raises(ValueError, match=rf"limits\.command_lead: .*{message}"):
         load_robot(path)
-
-
-SO101 = RobotSpec(action_dim=6, state_dim=6, cameras=("agent",), image_size=(24, 32), control_hz=25.0)
 
 
 @pytest.fixture

@@ -26,7 +26,8 @@ from real_robot.serving.client import Answer, PolicyClient
 from real_robot.serving.protocol import ActRequest, Chunk, Hello, Refused, WireError, pack, pack_map, unpack, unpack_map
 from real_robot.serving.server import PolicyServer, ServerConfig
 from real_robot.serving.versions import Versions
-from tests.real_robot.small_policies import small_policy
+from tests.real_robot.small_policies import other_robot, small_policy
+from tests.real_robot.test_policy_versions import served
 
 TOKEN = "0123456789abcdef"
 ACT = ActRequest(
@@ -201,6 +202,19 @@ def test_too_many_requests_and_text_frames_end_the_connection(server: PolicyServ
             connection.recv()
     with dial(server) as connection, pytest.raises(ConnectionClosedError, match="1008"):
         flood(connection)
+
+
+def test_a_policy_may_be_asked_at_every_control_step() -> None:
+    robot = other_robot(control_hz=50.0)
+    backend = PolicyBackend(small_policy(robot=robot, max_prefix=3), fingerprint="untrained")
+    with served(Versions(backend)) as port:
+        url, header = f"ws://127.0.0.1:{port}", {"Authorization": f"Bearer {TOKEN}"}
+        with connect(url, additional_headers=header) as connection:
+            connection.recv()
+            for step in range(60):
+                connection.send(pack(replace(ACT, id=step)))
+            replies = [unpack(connection.recv()) for _ in range(60)]
+    assert all(isinstance(reply, Chunk | Refused) for reply in replies)
 
 
 def test_only_the_newest_waiting_request_is_answered(server: PolicyServer) -> None:

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 from episodes.files import write_atomically
 from episodes.sampler import WindowSampler
 from episodes.store import is_store
-from policies.bundle import MANIFEST, install_bundle, load_bundle, read_bundle_info
+from policies.bundle import MANIFEST, copy_bundle, load_bundle, read_bundle_info
 from policies.device import select_device
 from policies.policy import Policy
 from policies.residual.critic_guided import CriticGuided
@@ -237,8 +237,7 @@ def _is_trained(path: Path, begun: Round, version: str) -> bool:
 
 def _publish(folder: Path, path: Path, begun: Round) -> dict[str, Any]:
     info = read_bundle_info(path / BUNDLE)
-    manifest, tensors = ((path / BUNDLE / name).read_bytes() for name in (MANIFEST, info.tensors))
-    install_bundle(folder / BUNDLE, manifest=manifest, tensors=tensors)
+    copy_bundle(path / BUNDLE, folder / BUNDLE)
     _write(path, dataclasses.replace(begun, published=True))
     return {
         "round": round_number(path),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-import shutil
 import sys
 import threading
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from episodes.store import EpisodeStore, is_store
-from policies.bundle import MANIFEST, read_bundle_info
+from policies.bundle import MANIFEST, copy_bundle, read_bundle_info
 from policies.device import Device, select_device
 from policies.policy import RobotSpec
 from real_robot.arm_connection import connected
@@ -81,8 +80,8 @@ def join_fleet(server: CorrectionServer, fleet: Path) -> FleetLink:
 
 def fleet(path: Path, folder: Path, *, address: Address, max_behind: int, browser: bool) -> None:
     """``vla-rl fleet``: the hub of many robots, which begin with the policy of the run or bundle ``path``."""
-    if not (folder / BUNDLE).exists():
-        shutil.copytree(path if (path / MANIFEST).exists() else locate(path)[1], folder / BUNDLE)
+    if not (folder / BUNDLE / MANIFEST).exists():
+        copy_bundle(path if (path / MANIFEST).exists() else locate(path)[1], folder / BUNDLE)
     with serving_fleet(folder, address=address, max_behind=max_behind) as opened:
         open_page(opened, browser=browser, note=f"episodes in {folder / EPISODES}")
         threading.Event().wait()
@@ -183,8 +182,8 @@ def _serving_env(
 def _take_bundle(bundle: Path, folder: Path) -> Path:
     """The folder's own bundle, which learning replaces: a copy of this one unless there is one."""
     live = folder / BUNDLE
-    if not live.exists():
-        shutil.copytree(bundle, live)
+    if not (live / MANIFEST).exists():
+        copy_bundle(bundle, live)
     elif read_bundle_info(live).sha256 != read_bundle_info(bundle).sha256:
         print(f"going on with the bundle in {live}; for {bundle} give another --out", file=sys.stderr)
     return live
