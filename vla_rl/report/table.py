@@ -75,7 +75,7 @@ def _imagined_line(result: Mapping[str, Any]) -> str:
     before, after = (Rate.of(result["imagined"][name]) for name in ("before", "after"))
     figures = result["world_model"]
     auc, off = figures["success_auc"], figures["delta_success"]
-    auc_text = "unknown: held-out episodes of one outcome" if auc is None else f"{auc:.2f}"
+    auc_text = "unknown: no task with held-out successes and failures" if auc is None else f"{auc:.2f}"
     line = (
         f"imagined success {_percent(after.success)} ({_interval(after)}), before training {_percent(before.success)} "
         f"({_interval(before)}), {result['episodes']} held-out starts; no simulator was asked. The world model: AUC of "

@@ -43,7 +43,7 @@ MATCHED_PAIRS = 20  # of fewer, single pairs would decide
 
 
 def deciding_auc(report: Mapping[str, Any]) -> str:
-    """Which AUC of a report thresholds are for: with lengths matched, which tell much, from MATCHED_PAIRS on."""
+    """The AUC that thresholds are for: from MATCHED_PAIRS on with lengths matched, since length alone tells much."""
     return "length_matched_auc" if report.get("length_matched_pairs", 0) >= MATCHED_PAIRS else "success_auc"
 
 
