@@ -141,7 +141,11 @@ class EpisodeRunner:
         self._client.bind(hello.fingerprint)
         with control.lock:
             policy.begin_episode(episode.instruction)
-        control.start()
+        try:
+            control.start()
+        except ValueError:
+            self._client.bind("")
+            raise
         if self._recorder is not None:
             self._recorder.begin(
                 instruction=episode.instruction,

@@ -71,7 +71,7 @@ class PolicyClient:
         return self._thread.is_alive()
 
     def bind(self, fingerprint: str) -> None:
-        """Until ``end_episode`` no other policy is accepted, whoever answers at the address."""
+        """Until ``end_episode`` no other policy is accepted, whoever answers at the address. "": any is, again."""
         with self._lock:
             self._bound = fingerprint
 

@@ -2,6 +2,7 @@
 
 The version and the memory are kept for a whole episode. An episode begins with the connection and ends with the
 client's ``ended``; clients that speak openpi's protocol send no such message, so their connection is one episode.
+A version that is rolled back before the first request of an episode does not drive it: the connection is closed.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from real_robot.serving.protocol import (
 from real_robot.serving.versions import Versions
 
 SUPERSEDED_PAUSE_S = 0.02
+ROLLED_BACK_POLL_S = 0.2
 _COUNTERS = ("chunks", "refused", "superseded", "rejected_connections", "episodes", "rollbacks")
 
 
@@ -80,20 +82,31 @@ class ClientSession:
 
     async def run(self) -> None:
         """Until the connection is closed."""
-        answering = asyncio.create_task(self._answer_all())
+        tasks = [asyncio.create_task(self._answer_all()), asyncio.create_task(self._close_when_rolled_back())]
         try:
             await self._connection.send(pack(self._backend.hello))
             await self._receive()
         except ConnectionClosed:
             pass
         finally:
-            answering.cancel()
-            with contextlib.suppress(asyncio.CancelledError, ConnectionClosed):
-                await answering
+            for task in tasks:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, ConnectionClosed):
+                    await task
 
     def _start_episode(self) -> None:
         self._backend = self._versions.current
         self._state = self._backend.initial_state()
+        self._begun = False  # with its first request
+
+    def _may_not_begin(self) -> bool:
+        return not self._begun and self._versions.was_replaced(self._backend.hello.fingerprint)
+
+    async def _close_when_rolled_back(self) -> None:
+        """Before the episode begins, so that the client connects again and begins it with the version that serves."""
+        while not self._may_not_begin():
+            await asyncio.sleep(ROLLED_BACK_POLL_S)
+        await self._connection.close(1012, "the policy was rolled back")
 
     async def _receive(self) -> None:
         """Keep the newest request; close on text frames and above the maximal rate."""
@@ -138,6 +151,9 @@ class ClientSession:
             return await self._end_episode(message)
         if not isinstance(message, ActRequest):
             raise WireError(f"a client sends 'act' or 'ended', not {fields['type']!r}")
+        if self._may_not_begin():
+            raise WireError(f"policy {self._backend.hello.fingerprint[:12]} was rolled back")
+        self._begun = True
         (actions, self._state), inference_s = await self._turns.compute(
             self._turn, lambda: self._backend.act(message, self._state)
         )

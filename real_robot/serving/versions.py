@@ -110,6 +110,11 @@ class Versions:
         with self._lock:
             return [version.fingerprint for version in self._versions]
 
+    def was_replaced(self, fingerprint: str) -> bool:
+        """Whether this version was rolled back and another one serves."""
+        with self._lock:
+            return fingerprint in self.rolled_back and self._versions[-1].fingerprint != fingerprint
+
     def check(self, fingerprint: str) -> None:
         """ValueError if this version was rolled back."""
         if fingerprint in self.rolled_back:

@@ -247,7 +247,7 @@ def served_to_an_arm(folder: Path, *, cameras: tuple[str, ...] = ("agent",), thi
         time.sleep(thinks_s)
         return answer(*request)
 
-    backend.compute_chunk = late  # type: ignore[method-assign]
+    backend.compute_chunk = late
     (folder / "token").write_text(TOKEN)
     with served(Versions(backend)) as port:
         yield f"ws://127.0.0.1:{port}"

@@ -15,12 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from websockets.exceptions import ConnectionClosedError
+from websockets.sync.client import ClientConnection, connect
 
 from episodes.overlays import EpisodeOutcome
 from policies.bundle import read_bundle_info, save_bundle
 from real_robot.serving.backends import ChunkBackend
 from real_robot.serving.client import PolicyClient
-from real_robot.serving.protocol import ActRequest, EpisodeEnd
+from real_robot.serving.protocol import ActRequest, Chunk, EpisodeEnd, pack, unpack
 from real_robot.serving.registry import load_backend
 from real_robot.serving.server import PolicyServer, ServerConfig
 from real_robot.serving.versions import BundleWatcher, RollbackRule, Versions, follow
@@ -306,6 +308,52 @@ def test_the_end_of_an_episode_is_sent_before_the_connection_is_closed(bundle: P
         wait_for(lambda: versions.summary()[0]["episodes"] == 5, 10.0)
 
 
+ACT = ActRequest(
+    id=1, images={"agent": np.zeros((32, 32, 3), np.uint8)}, state=np.zeros(5, np.float32), instruction="x",
+    method="replace", leftover=np.zeros((0, 4), np.float32), delay=0, execute_steps=4,
+)  # fmt: skip
+
+
+def replaced(bundle: Path) -> tuple[Versions, str, str]:
+    """A version and the one that is served in its place."""
+    versions = Versions(load_backend(bundle))
+    first, second = version(versions), write(bundle, 2)
+    versions.offer(load_backend(bundle))
+    return versions, first, second
+
+
+def test_a_robot_that_waits_while_its_version_is_rolled_back_begins_with_the_one_before(bundle: Path) -> None:
+    versions, first, second = replaced(bundle)
+    with served(versions) as port:
+        client = PolicyClient(f"ws://127.0.0.1:{port}", token=TOKEN, timeout_s=30.0)
+        assert settled(client) == second
+        versions.report_fault(second, "by hand")
+        wait_for(lambda: client.hello is not None and client.hello.fingerprint == first, 20.0)
+        client.close()
+
+
+def ask_in_vain(connection: ClientConnection) -> None:
+    """Until the connection is closed."""
+    connection.send(pack(ACT))
+    while True:
+        assert "was rolled back" in unpack(connection.recv()).reason
+
+
+def test_an_episode_under_way_keeps_the_version_that_is_rolled_back_and_no_other_begins_with_it(bundle: Path) -> None:
+    versions, _, second = replaced(bundle)
+    with served(versions) as port:
+        url, header = f"ws://127.0.0.1:{port}", {"Authorization": f"Bearer {TOKEN}"}
+        with connect(url, additional_headers=header) as under_way, connect(url, additional_headers=header) as waiting:
+            for connection in (under_way, waiting):
+                assert unpack(connection.recv()).fingerprint == second
+            for _ in range(2):
+                under_way.send(pack(ACT))
+                assert isinstance(unpack(under_way.recv()), Chunk)
+                versions.report_fault(second, "by hand")
+            with pytest.raises(ConnectionClosedError, match="rolled back"):
+                ask_in_vain(waiting)
+
+
 def settled(client: PolicyClient) -> str:
     wait_for(lambda: client.hello is not None)
     assert client.hello is not None
@@ -336,11 +384,7 @@ def test_a_new_bundle_serves_from_the_next_episode_on_and_a_damaged_one_does_not
     assert settled(client) == first
     client.end_episode("success")
     assert settled(client) == second
-    act = ActRequest(
-        id=1, images={"agent": np.zeros((32, 32, 3), np.uint8)}, state=np.zeros(5, np.float32), instruction="x",
-        method="replace", leftover=np.zeros((0, 4), np.float32), delay=0, execute_steps=4,
-    )  # fmt: skip
-    client.ask(act)
+    client.ask(ACT)
     answers = []
     wait_for(lambda: bool(answers.append(client.poll()) or answers[-1]))
     assert answers[-1].chunk is not None

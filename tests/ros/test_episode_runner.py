@@ -89,5 +89,22 @@ def test_an_episode_whose_control_thread_failed_is_closed_and_another_one_begins
     runner.brake()
 
 
+def test_a_begin_that_the_arm_refuses_does_not_keep_to_its_policy(
+    served: tuple[Cell, Any, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell, runner, port = served
+    cell.wait(lambda: activated(runner), 60, "activation")
+    runner.brake()
+    measured = runner._joints.measure()
+    with monkeypatch.context() as moved:
+        moved.setattr(runner._joints, "measure", lambda: measured._replace(positions=[9.0] * 8))
+        assert not activated(runner)
+    cell.kill("server")
+    cell.start_server("--port", str(port), "--seed", "1")
+    cell.wait(lambda: activated(runner), 60, "activation with the other policy")
+    assert runner.values()["policy"] == "untrained-1"
+    runner.brake()
+
+
 def recorded_in(store: Path) -> int:
     return len(EpisodeStore(store).select()) if store.exists() else 0
