@@ -18,6 +18,7 @@ from real_robot.lerobot.leader import LeRobotLeader
 from real_robot.robot_file import Robot, RobotError, read_robot
 from real_robot.ros.installation import require_ros
 from real_robot.teleop import TeleopSession, run_teleop
+from sims.termination import terminable
 
 LISTEN_S = 5.0
 SERVICES = {"begin": ("begin_episode",), "stop": ("stop",), "resume": ("release", "resume"), "end": ("end_episode",)}
@@ -83,11 +84,14 @@ def drive(
     instruction: str = "",
     image_size: Sequence[int] = (128, 128),
 ) -> None:
-    """A person drives the arm until the key 0. RobotError if the file or the robot cannot be used."""
+    """A person drives the arm until the key 0. RobotError if the file or the robot cannot be used.
+
+    Terminated, after the arm has braked, if SIGTERM or SIGHUP arrives.
+    """
     robot = read_robot(path)
     options = {"control_hz": control_hz, "image_size": image_size, "store": store, "name": path.stem}
     try:
-        with teleop_session(robot, leader=leader, stream=sys.stdin, **options) as session:
+        with terminable(), teleop_session(robot, leader=leader, stream=sys.stdin, **options) as session:
             run_teleop(session, instruction, instruction)
     except ValueError as error:
         raise RobotError(str(error)) from error

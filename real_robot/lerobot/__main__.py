@@ -21,6 +21,7 @@ from real_robot.serving.client import PolicyClient
 from real_robot.serving.remote_policy import RemotePolicy
 from real_robot.waiting import wait_until_ready
 from sims.errors import UserError
+from sims.termination import Terminated, terminable
 
 READY_S = 10.0
 SAID_S = 1.0  # between two problems that are printed
@@ -85,10 +86,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0)
     options = parser.parse_args()
     try:
-        print(_run(options) or "the episode is over; the arm is at rest")
+        with terminable():
+            print(_run(options) or "the episode is over; the arm is at rest")
     except UserError as error:
         print(f"vla-rl: {error}", file=sys.stderr)
         sys.exit(2)
+    except Terminated:
+        sys.exit(143)
 
 
 def _run(options: argparse.Namespace) -> str:

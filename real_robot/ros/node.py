@@ -6,7 +6,7 @@ Activation begins an episode. ``~/end_episode`` reports its result; the arm brak
 the scene can be set up again and the policy server may change the policy, until ``~/begin_episode``. ``~/stop`` latches
 a protective hold (published on ``~/stopped``); ``~/release`` undoes it, and only ``~/resume`` lets the arm move again,
 slowly at first. ``~/pause`` holds until ``~/resume``. The parameter ``speed`` lowers every joint's speed.
-Deactivation and SIGTERM brake to rest first. The stop is software: it is not an emergency stop.
+Deactivation, SIGTERM and SIGHUP brake to rest first. The stop is software: it is not an emergency stop.
 """
 
 from __future__ import annotations
@@ -231,15 +231,16 @@ class PolicyNode(LifecycleNode):
 
 
 def main(arguments: list[str] | None = None, *, autostart_s: float = 0.0) -> int:
-    """Spin until SIGINT or SIGTERM, then brake, hold, and end with 0.
+    """Spin until SIGINT, SIGTERM or SIGHUP, then brake, hold, and end with 0.
 
     ``autostart_s``: configure and activate without being asked, trying for so long; 1 if that fails. 0: wait.
     """
     take_priority(PRIORITY)  # before the middleware starts its threads, which inherit it
     rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
     ending = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ending.set())
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
+            signal.signal(number, lambda *_: ending.set())
     node = PolicyNode()
     executor = SingleThreadedExecutor()
     executor.add_node(node)

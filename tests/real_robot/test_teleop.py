@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import string
 import subprocess
 import sys
@@ -233,6 +234,36 @@ def test_a_recording_that_cannot_begin_ends_with_its_error(tmp_path: Path) -> No
             assert "command_rate 50 Hz must be a multiple" in recording.communicate(timeout=60)[1]
         finally:
             recording.kill()
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_to_end_in_motion_brakes_the_arm(tmp_path: Path, number: signal.Signals) -> None:
+    goals: list[float] = []
+    with program(without_leader(tmp_path), 25.0) as driving:
+        try:
+            assert driving.stdin is not None
+            assert driving.stdout is not None
+            lines = (line for line in driving.stdout if line.startswith("sent"))
+            reading = threading.Thread(target=lambda: goals.extend(float(line.split()[1]) for line in lines))
+            reading.start()
+            while not goals:  # refused until the joints are known
+                print("n", end="", file=driving.stdin, flush=True)
+                time.sleep(0.2)
+                assert driving.poll() is None
+            hold_until = time.monotonic() + 60.0
+            while goals[-1] < goals[0] + 5.0 and time.monotonic() < hold_until:
+                print("q", end="", file=driving.stdin, flush=True)
+                time.sleep(0.03)
+            driving.send_signal(number)
+            driving.send_signal(number)  # from the shell and from the kernel
+            driving.wait(timeout=30)
+            reading.join()
+        finally:
+            driving.kill()
+    steps = np.abs(np.diff(goals))
+    assert steps.max() > 0.2  # degrees in 20 ms
+    assert steps[-3:].max() < 0.05
 
 
 class LeaderAt:

@@ -317,9 +317,10 @@ def log_of(cell: Cell, name: str) -> str:
     return (cell.folder / f"{name}.log").read_text()
 
 
-def test_sigterm_in_motion_brakes_holds_and_exits_0(moving: Cell) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_in_motion_brakes_holds_and_exits_0(moving: Cell, number: signal.Signals) -> None:
     url = moving.ask("get", "vla_rl_policy", "policy_url")
-    assert moving.kill("node", signal.SIGTERM) == 0
+    assert moving.kill("node", number) == 0
     moving.wait(lambda: is_still(moving), 2, "rest")
     moving.start_node(port_of(url))
     moving.activate()

@@ -20,6 +20,7 @@ from policies.registry import PolicyConfig, build_policy
 from policies.residual.ensemble import EnsembleConfig
 from policies.residual.policy import ResidualConfig, SquashedNoiseConfig, residual_on
 from sims.tabletop import TabletopConfig
+from sims.termination import Terminated, terminable
 from vla_rl.algorithms.algorithm import AlgorithmConfig
 from vla_rl.algorithms.grpo import GRPOConfig, GRPOUpdateConfig
 from vla_rl.algorithms.off_policy_settings import EntropyConfig, OffPolicyConfig
@@ -32,7 +33,6 @@ from vla_rl.runners.reinforce import reinforce
 from vla_rl.runs.failures import FailureLog
 from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.run_dir import open_run
-from vla_rl.termination import Terminated, terminable
 
 SIM = TabletopConfig(tasks=("reach", "push"), num_envs=4, max_steps=12, cameras=(), reward="shaped")
 PPO = PPOConfig(

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from sims.termination import Terminated, interruptible, terminable, uninterrupted
 from tests.vla_rl.scale_run import PPO, experiment, numbers, run_to_end
 from vla_rl.rollouts.timer import Span, Timer
 from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.timeline import Timeline
-from vla_rl.termination import Terminated, interruptible, terminable, uninterrupted
 
 
 def send(number: signal.Signals = signal.SIGTERM) -> None:

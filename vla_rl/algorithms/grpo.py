@@ -20,6 +20,7 @@ from sims.devices.crossing import crossing
 from sims.errors import UserError
 from sims.numbers.ranges import Interval, PositiveFloat, PositiveInt, Share
 from sims.numbers.seeding import spawn_seed
+from sims.termination import interruptible
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.advantages import episode_return, group_advantage
 from vla_rl.algorithms.algorithm import AlgorithmConfig, Metrics
@@ -31,7 +32,6 @@ from vla_rl.rollouts.collector import Collector, chunks_of_longest
 from vla_rl.rollouts.experience import Experience, RewardCounts, reward_errors
 from vla_rl.rollouts.sharded import MakeRollouts, PartialRollouts
 from vla_rl.rollouts.starts import TaskUCB, UCBConfig
-from vla_rl.termination import interruptible
 
 
 @dataclass(frozen=True, kw_only=True)

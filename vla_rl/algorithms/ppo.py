@@ -12,6 +12,7 @@ from policies.policy import Policy
 from sims.devices.crossing import crossing
 from sims.numbers.ranges import Count, PositiveInt, Share
 from sims.numbers.seeding import spawn_seed
+from sims.termination import interruptible
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.advantages import gae
 from vla_rl.algorithms.algorithm import AlgorithmConfig, Metrics
@@ -23,7 +24,6 @@ from vla_rl.critics.value import CriticConfig, ValueCritic
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.experience import Experience, reward_errors
 from vla_rl.rollouts.sharded import MakeRollouts
-from vla_rl.termination import interruptible
 
 TimeLimit = Literal["failure", "bootstrap"]
 

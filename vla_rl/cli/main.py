@@ -24,6 +24,7 @@ import tyro
 from tyro.conf import FlagCreatePairsOff, subcommand
 
 from sims.errors import RunFailure, UserError, did_you_mean, is_disk_full
+from sims.termination import Terminated
 from vla_rl.cli import data, reward, robot, simulators, world_model
 from vla_rl.cli import machine as bench
 from vla_rl.cli.arguments import check_options, option_names, parse_error, without_empty_defaults
@@ -34,7 +35,6 @@ from vla_rl.cli.reports import Compare, Replay, Report, Runs, Track, Watch
 from vla_rl.cli.result import Result, show
 from vla_rl.cli.robot import Deploy, Export, FakeArm, Serve
 from vla_rl.cli.training import Collect, Convert, Distill, Eval, Imitate, Pretrain, Sweep, Train
-from vla_rl.termination import Terminated
 
 COMMANDS: Mapping[str, type] = {
     "init": Init,

@@ -30,6 +30,7 @@ from real_robot.serving.versions import follow
 from sims.errors import UserError
 from sims.registry import split_of, video_config
 from sims.starts import StartSequence
+from sims.termination import terminable
 from sims.vector_env import VectorEnv
 from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.environments import make_env
@@ -37,7 +38,6 @@ from vla_rl.config.experiment import Experiment
 from vla_rl.config.packaged import find_config
 from vla_rl.runners.evaluate import locate
 from vla_rl.runs.run_dir import load_experiment, lock_folder
-from vla_rl.termination import terminable
 
 BUNDLE, EPISODES = "bundle", "episodes"
 POLL_S = 2.0

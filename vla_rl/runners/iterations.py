@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sims.devices.crossing import crossing
+from sims.termination import Terminated, interruptible, uninterrupted
 from vla_rl.algorithms.algorithm import Algorithm, Metrics
 from vla_rl.config.experiment import Experiment
 from vla_rl.runs.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
@@ -15,7 +16,6 @@ from vla_rl.runs.metrics import MetricsWriter
 from vla_rl.runs.progress import Advance, progress
 from vla_rl.runs.quarantine import quarantine
 from vla_rl.runs.timeline import TRACE_FILE, Timeline
-from vla_rl.termination import Terminated, interruptible, uninterrupted
 
 
 class Iterations:

@@ -20,6 +20,7 @@ from policies.residual.policy import ResidualConfig, residual_on
 from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
 from sims.registry import SimulatorConfig, evaluation_starts, split_of, splits, with_split
+from sims.termination import terminable
 from sims.vector_env import VectorEnv
 from vla_rl.config.controls import CONTROLS
 from vla_rl.config.environments import make_env
@@ -45,7 +46,6 @@ from vla_rl.runs.progress import progress
 from vla_rl.runs.result import RESULT_FILE
 from vla_rl.runs.run_dir import Run, check_folder, evaluation_seconds, open_run, read_stages, stage_seconds
 from vla_rl.runs.watchdog import watched
-from vla_rl.termination import terminable
 
 
 def train(experiment: Experiment, run_dir: Path, *, resume: bool, command: str) -> dict[str, Any]:
