@@ -18,7 +18,7 @@ from real_robot.lerobot.leader import LeRobotLeader
 from real_robot.robot_file import Robot, RobotError, read_robot
 from real_robot.ros.installation import require_ros
 from real_robot.teleop import TeleopSession, run_teleop
-from sims.termination import terminable
+from sims.subproc.termination import terminable
 
 LISTEN_S = 5.0
 SERVICES = {"begin": ("begin_episode",), "stop": ("stop",), "resume": ("release", "resume"), "end": ("end_episode",)}

@@ -21,7 +21,7 @@ from real_robot.serving.client import PolicyClient
 from real_robot.serving.remote_policy import RemotePolicy
 from real_robot.waiting import wait_until_ready
 from sims.errors import UserError
-from sims.termination import Terminated, terminable
+from sims.subproc.termination import Terminated, terminable
 
 READY_S = 10.0
 SAID_S = 1.0  # between two problems that are printed

@@ -19,8 +19,8 @@ from policies.policy import RobotSpec
 from policies.registry import PolicyConfig, build_policy
 from policies.residual.ensemble import EnsembleConfig
 from policies.residual.policy import ResidualConfig, SquashedNoiseConfig, residual_on
+from sims.subproc.termination import Terminated, terminable
 from sims.tabletop import TabletopConfig
-from sims.termination import Terminated, terminable
 from vla_rl.algorithms.algorithm import AlgorithmConfig
 from vla_rl.algorithms.grpo import GRPOConfig, GRPOUpdateConfig
 from vla_rl.algorithms.off_policy_settings import EntropyConfig, OffPolicyConfig

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sims.termination import Terminated, interruptible, terminable, uninterrupted
+from sims.subproc.termination import Terminated, interruptible, terminable, uninterrupted
 from tests.vla_rl.scale_run import PPO, experiment, numbers, run_to_end
 from vla_rl.rollouts.timer import Span, Timer
 from vla_rl.runs.metrics import read_metrics

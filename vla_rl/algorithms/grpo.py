@@ -20,7 +20,7 @@ from sims.devices.crossing import crossing
 from sims.errors import UserError
 from sims.numbers.ranges import Interval, PositiveFloat, PositiveInt, Share
 from sims.numbers.seeding import spawn_seed
-from sims.termination import interruptible
+from sims.subproc.termination import interruptible
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.advantages import episode_return, group_advantage
 from vla_rl.algorithms.algorithm import AlgorithmConfig, Metrics

@@ -12,7 +12,7 @@ from policies.policy import Policy
 from sims.devices.crossing import crossing
 from sims.numbers.ranges import Count, PositiveInt, Share
 from sims.numbers.seeding import spawn_seed
-from sims.termination import interruptible
+from sims.subproc.termination import interruptible
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.advantages import gae
 from vla_rl.algorithms.algorithm import AlgorithmConfig, Metrics

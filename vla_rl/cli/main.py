@@ -24,7 +24,7 @@ import tyro
 from tyro.conf import FlagCreatePairsOff, subcommand
 
 from sims.errors import RunFailure, UserError, did_you_mean, is_disk_full
-from sims.termination import Terminated
+from sims.subproc.termination import Terminated
 from vla_rl.cli import data, reward, robot, simulators, world_model
 from vla_rl.cli import machine as bench
 from vla_rl.cli.arguments import check_options, option_names, parse_error, without_empty_defaults

@@ -30,7 +30,7 @@ from real_robot.serving.versions import follow
 from sims.errors import UserError
 from sims.registry import split_of, video_config
 from sims.starts import StartSequence
-from sims.termination import terminable
+from sims.subproc.termination import terminable
 from sims.vector_env import VectorEnv
 from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.environments import make_env

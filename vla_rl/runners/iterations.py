@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sims.devices.crossing import crossing
-from sims.termination import Terminated, interruptible, uninterrupted
+from sims.subproc.termination import Terminated, interruptible, uninterrupted
 from vla_rl.algorithms.algorithm import Algorithm, Metrics
 from vla_rl.config.experiment import Experiment
 from vla_rl.runs.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint

@@ -20,7 +20,7 @@ from policies.residual.policy import ResidualConfig, residual_on
 from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
 from sims.registry import SimulatorConfig, evaluation_starts, split_of, splits, with_split
-from sims.termination import terminable
+from sims.subproc.termination import terminable
 from sims.vector_env import VectorEnv
 from vla_rl.config.controls import CONTROLS
 from vla_rl.config.environments import make_env
