@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -133,16 +133,11 @@ def _listen(robot: Robot, images: Path | None) -> list[str]:
     from real_robot.ros.operator import Listener
 
     with Listener(robot) as listener:
-        _wait(lambda: not listener.problems(), LISTEN_S)
-        problems = listener.problems()
+        deadline_s = time.monotonic() + LISTEN_S
+        while (problems := listener.problems()) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
         if images is not None and not problems:
             images.mkdir(parents=True, exist_ok=True)
             for name, image in listener.images().items():
                 Image.fromarray(image).save(images / f"{name}.png")
         return problems
-
-
-def _wait(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)

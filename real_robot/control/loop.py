@@ -85,6 +85,14 @@ def lead_in_steps(lead_s: float, *, command_hz: float, control_hz: float) -> flo
     return round(lead_s * command_hz) * control_hz / command_hz
 
 
+def ticks_per_step(*, command_hz: float, control_hz: float) -> int:
+    """ValueError if ``command_hz`` is not a multiple of ``control_hz``."""
+    ratio = command_hz / control_hz
+    if abs(ratio - round(ratio)) > 1e-6 or ratio < 1:
+        raise ValueError(f"command_rate {command_hz:g} Hz must be a multiple of the policy's {control_hz:g} Hz")
+    return round(ratio)
+
+
 class ControlLoop:
     """Call ``tick`` once per command period, with the time of a monotonic clock [s]. It begins paused.
 
@@ -101,18 +109,13 @@ class ControlLoop:
         source: ActionSource,
         lead_s: float = 0.0,
     ) -> None:
-        ratio = limits.command_hz / control_hz
-        if abs(ratio - round(ratio)) > 1e-6 or ratio < 1:
-            raise ValueError(
-                f"command_rate {limits.command_hz:g} Hz must be a multiple of the policy's {control_hz:g} Hz"
-            )
+        self._period = ticks_per_step(command_hz=limits.command_hz, control_hz=control_hz)
         self.filter = SafetyFilter(limits, lead_s=lead_s)
         self.counters = LoopCounters()
         self.source = source
         self.live, self.speed = False, 1.0
         self._paused, self._in_episode = True, False
         self._embodiment = embodiment
-        self._period = round(ratio)
         self._lead_steps = round(lead_in_steps(lead_s, command_hz=limits.command_hz, control_hz=control_hz))
         self._ramp_from_s: float | None = None  # of the resume after a stop
         self._ramp_is_due = False

@@ -18,9 +18,12 @@ import torch
 from policies.bundle import read_bundle_info
 from policies.policy import PolicySpec
 from policies.residual.registry import build_bundled
+from real_robot.control.loop import ticks_per_step
 from real_robot.robot_file import RobotError, read_robot
 from real_robot.ros.installation import require_ros
+from real_robot.serving.backends import describe
 from real_robot.serving.commands import default_token_file
+from real_robot.serving.remote_policy import check_policy
 from real_robot.serving.runtimes import Runtime
 
 START_S = 120.0
@@ -76,16 +79,19 @@ def ros_arguments(parameters: Mapping[str, object]) -> list[str]:
 def _check(bundle: Path, robot: Path) -> None:
     """Refuse what does not fit before any process starts."""
     described = read_robot(robot)
-    spec = policy_spec(bundle)
-    if sorted(spec.robot.cameras) != sorted(described.ros.cameras):
+    if described.lerobot is not None:
         raise RobotError(
-            f"{bundle} has the cameras {list(spec.robot.cameras)}, {robot} has {list(described.ros.cameras)}; "
-            "rename them under ros.cameras"
+            f"{robot} has a section 'lerobot' in place of 'ros': run vla-rl serve {bundle}, then "
+            f"python -m real_robot.lerobot {robot} --instruction TEXT"
         )
+    policy = describe(policy_spec(bundle), fingerprint="")
     try:
-        described.chunking_for(
-            action_delay=spec.robot.action_delay, max_prefix=spec.max_prefix, control_hz=spec.robot.control_hz
+        described.check_cameras(policy.cameras)
+        chunking = described.chunking_for(
+            action_delay=policy.action_delay, max_prefix=policy.max_prefix, control_hz=policy.control_hz
         )
+        check_policy(policy, described.embodiment(), chunking)
+        ticks_per_step(command_hz=described.limits.command_hz, control_hz=policy.control_hz)
     except ValueError as error:
         raise RobotError(f"{bundle} on {robot}: {error}") from error
 

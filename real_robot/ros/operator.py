@@ -105,7 +105,7 @@ class Listener(_Participant):
 
     def problems(self) -> list[str]:
         """What is not heard, or not as the robot file says."""
-        limits = self._robot.limits
+        limits, max_image_age_s = self._robot.limits, self._robot.control.max_image_age_s
         found = [] if self._joints.fresh(limits.max_measurement_age_s) else [self._joints.problem]
         measured = self._joints.measure()
         for axis, q in zip(limits.axes, measured.positions if measured else (), strict=False):
@@ -117,6 +117,11 @@ class Listener(_Participant):
                 if newest is None:
                     raise ValueError(f"nothing received on {self._robot.ros.cameras[name]}")
                 image_array(newest[0][name])
+                if abs(age_s := time.monotonic() - newest[1]) > max_image_age_s:
+                    raise ValueError(
+                        f"its image is {age_s:.2f} s old by its header, more than control.max_image_age_s; is it "
+                        "running, are its images stamped, and has its computer the same time?"
+                    )
             except (ValueError, OSError) as error:
                 found.append(f"camera {name}: {error}")
         if reason := self._stops.problem():

@@ -1,7 +1,8 @@
-"""The robot as an environment of the configuration, and the settings of its file that were renamed."""
+"""The robot as an environment of the configuration, what ``vla-rl deploy`` refuses, and settings that were renamed."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,9 +10,14 @@ import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from policies.bundle import save_bundle
+from policies.policy import RobotSpec
 from real_robot.registry import ENVIRONMENTS
 from real_robot.robot_env import RobotConfig
 from real_robot.robot_file import RobotError, load_robot
+from real_robot.ros.commands import deploy
+from tests.real_robot.small_policies import small_policy
+from tests.real_robot.test_lerobot import so101
 
 ROBOTS = Path(__file__).parents[2] / "configs" / "robots"
 CONFIG = RobotConfig(file=ROBOTS / "fake_arm.yaml", tasks=("reach",))
@@ -23,6 +29,40 @@ def test_the_configuration_is_read_from_plain_values() -> None:
     for name, wrong in {"num_envs": 2, "tasks": ["reach", "reach"], "max_steps": 0, "timeout_s": 0.0}.items():
         with pytest.raises(ValidationError, match=name):
             adapter.validate_python({"file": "x.yaml", "tasks": ["reach"], name: wrong})
+
+
+FITTING = RobotSpec(
+    action_dim=7, state_dim=8, cameras=("agent", "wrist"), image_size=(32, 32), control_hz=20.0, action_delay=2
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cameras": ("agent",)}, r"the cameras \['wrist'\]: .* rename them under ros.cameras"),
+        ({"action_dim": 14}, "the policy has action_dim 14, this robot's embodiment has 7"),
+        ({"state_dim": 14}, "the policy has state_dim 14, this robot's embodiment has 8"),
+        ({"control_hz": 30.0, "action_delay": 0}, "must be a multiple of the policy's 30 Hz"),
+        ({"action_delay": 1}, "limits.command_lead takes 1 and inference one"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_a_process_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict, message: str
+) -> None:
+    monkeypatch.setattr("real_robot.ros.commands.require_ros", lambda: None)
+    save_bundle(small_policy(robot=replace(FITTING, **changes)), tmp_path / "bundle")
+    with pytest.raises(RobotError, match=message):
+        deployed(tmp_path / "bundle", CONFIG.file)
+
+
+def test_an_arm_without_ros_is_refused_with_the_program_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("real_robot.ros.commands.require_ros", lambda: None)
+    with pytest.raises(RobotError, match=r"section 'lerobot'.* python -m real_robot\.lerobot .*so101\.yaml"):
+        deployed(tmp_path / "bundle", so101(tmp_path))
+
+
+def deployed(bundle: Path, robot: Path) -> int:
+    return deploy(bundle, robot=robot, instruction="", url="ws://127.0.0.1:9", token_file=None, runtime="eager")
 
 
 @pytest.mark.skipif(find_spec("rclpy") is not None, reason="this Python has rclpy")

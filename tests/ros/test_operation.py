@@ -221,6 +221,23 @@ def test_a_robot_is_checked_with_and_without_listening(cell: Cell) -> None:
     assert any("joint states lack" in problem for problem in other["problems"])  # type: ignore[attr-defined]
 
 
+def test_a_camera_that_does_not_stamp_its_images_is_named_by_the_check(cell: Cell) -> None:
+    from sensor_msgs.msg import Image as ImageMessage
+
+    from real_robot.ros.operator import Listener
+
+    image = ImageMessage(height=4, width=4, encoding="mono8", step=4, data=bytes(16))
+    inputs = Speaker({"/unstamped": image})
+    robot = load_robot(FILE)
+    robot = dataclasses.replace(robot, ros=dataclasses.replace(robot.ros, cameras={"agent": "/unstamped"}))
+    try:
+        with Listener(robot) as listener:
+            cell.wait(lambda: "its image is" in str(listener.problems()), 30, "the camera's problem")
+            assert listener.images()["agent"].shape == (4, 4, 3)
+    finally:
+        inputs.close()
+
+
 def test_the_node_is_stopped_and_resumed_from_the_command_line(cell: Cell) -> None:
     cell.start_node(cell.start_server())
     cell.activate()
