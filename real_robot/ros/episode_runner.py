@@ -248,7 +248,9 @@ class EpisodeRunner:
             self._control.loop.speed = speed
 
     def set_instruction(self, instruction: str) -> None:
-        """Of the episode under way, from the next request on."""
+        """Of the episode under way, from the next request on. ValueError if it is recorded, under one instruction."""
+        if self.in_episode and self._recorder is not None:
+            raise ValueError("the episode under way is recorded under its instruction; call ~/end_episode first")
         if self._policy is not None:
             self._policy.instruction = instruction
 

@@ -210,7 +210,10 @@ class PolicyNode(LifecycleNode):
             if parameter.name == "speed" and self._runner is not None:
                 self._runner.set_speed(parameter.value)
             if parameter.name == "instruction" and self._runner is not None:
-                self._runner.set_instruction(parameter.value)
+                try:
+                    self._runner.set_instruction(parameter.value)
+                except ValueError as error:
+                    return SetParametersResult(successful=False, reason=str(error))
         return SetParametersResult(successful=True)
 
     def _publish_diagnostics(self) -> None:

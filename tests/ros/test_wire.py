@@ -317,6 +317,19 @@ def log_of(cell: Cell, name: str) -> str:
     return (cell.folder / f"{name}.log").read_text()
 
 
+def test_the_instruction_of_an_episode_that_is_recorded_does_not_change(moving: Cell) -> None:
+    def change(text: str) -> list[object]:
+        return list(moving.ask("set", "vla_rl_policy", "instruction", text))
+
+    reason = "the episode under way is recorded under its instruction; call ~/end_episode first"
+    assert change("open the drawer") == [False, reason]
+    assert moving.ask("get", "vla_rl_policy", "instruction") == "pick up the red block"
+    assert moving.ask("end", False)[0]
+    moving.wait(lambda: change("open the drawer")[0], 20, "the end of the episode")
+    assert change("pick up the red block")[0]
+    moving.wait(lambda: moving.ask("trigger", "/vla_rl_policy/begin_episode")[0], 20, "the next episode")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_sigterm_in_motion_brakes_holds_and_exits_0(moving: Cell, number: signal.Signals) -> None:
     url = moving.ask("get", "vla_rl_policy", "policy_url")

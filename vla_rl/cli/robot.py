@@ -65,7 +65,8 @@ class Deploy:
     robot: Annotated[Path, arg(metavar="FILE")]
     """the robot's YAML file, or the name of a packaged one such as fake_arm"""
     instruction: str = ""
-    """what the policy is asked to do; change it later with: ros2 param set /vla_rl_policy instruction TEXT"""
+    """what the policy is asked to do; change it later, between episodes that are recorded, with:
+    ros2 param set /vla_rl_policy instruction TEXT"""
     url: str | None = None
     """a policy server that is running, ws://HOST:PORT (default: start one here)"""
     token_file: Annotated[Path | None, arg(metavar="FILE")] = None
