@@ -7,6 +7,7 @@ where actions are positions, the others stay where the arm was sent.
 
 from __future__ import annotations
 
+import os
 import select
 import sys
 import termios
@@ -53,8 +54,14 @@ class KeyboardInput:
     def action(self, joints: Sequence[float]) -> Float[np.ndarray, " A"] | None:
         return self._pressed.copy() if time.monotonic() - self._seen_s < INPUT_AGE_S else None
 
+    @property
+    def alive(self) -> bool:
+        """Whether more keys may come: False at the end of the stream."""
+        return self._thread.is_alive()
+
     def _read(self) -> None:
-        while key := self._stream.read(1):
+        descriptor = self._stream.fileno()
+        while key := os.read(descriptor, 1).decode("latin-1"):  # any byte is a key
             if key not in self._meaning:
                 self.commands.append(key)
                 continue
@@ -184,13 +191,15 @@ class TeleopSession:
 
 
 def run_teleop(session: TeleopSession, instruction: str, task: str) -> None:
-    """Until the key 0: keys as in ``HELP``; problems are printed, never raised."""
+    """Until the key 0, or no more keys can come: keys as in ``HELP``; problems are printed, never raised."""
     print(f"{HELP}\n{session.keyboard.motions}", flush=True)
     settings = termios.tcgetattr(sys.stdin) if sys.stdin.isatty() else None
     if settings is not None:
         tty.setcbreak(sys.stdin)
     try:
-        while True:
+        ended = False
+        while not ended:
+            ended = not session.keyboard.alive  # before the last keys are taken
             select.select([], [], [], 0.1)
             for key in [session.keyboard.commands.pop(0) for _ in range(len(session.keyboard.commands))]:
                 if key == "0":

@@ -172,6 +172,28 @@ def test_no_key_that_is_a_command_moves_an_arm(action_dim: int) -> None:
     assert keyboard.motions.count("action") == action_dim
 
 
+def test_a_byte_that_is_no_text_does_not_end_the_keyboard() -> None:
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as stream:
+        stream.buffer.write(b"n\xe9 ")  # as of a Latin-1 terminal
+        stream.seek(0)
+        keyboard = teleop.KeyboardInput(stream, 0)
+        keyboard._thread.join()
+    assert keyboard.commands[0] == "n"
+    assert keyboard.commands[-1] == " "
+
+
+@pytest.mark.real_time
+def test_a_keyboard_that_is_gone_ends_the_program(servos: SimulatedServos, tmp_path: Path) -> None:
+    with by_keys(without_leader(tmp_path)) as (session, person):
+        session.begin("by hand", task="by hand")
+        person.close()
+        running = threading.Thread(target=teleop.run_teleop, args=(session, "by hand", "by hand"), daemon=True)
+        running.start()
+        running.join(timeout=20)
+        assert not running.is_alive()
+        assert not session.in_episode
+
+
 class StillLeader:
     """A leader that says nothing."""
 
@@ -247,12 +269,12 @@ def test_a_signal_to_end_in_motion_brakes_the_arm(tmp_path: Path, number: signal
             lines = (line for line in driving.stdout if line.startswith("sent"))
             reading = threading.Thread(target=lambda: goals.extend(float(line.split()[1]) for line in lines))
             reading.start()
-            while not goals:  # refused until the joints are known
+            until = time.monotonic() + 60.0
+            while not goals and time.monotonic() < until:  # refused until the joints are known
                 print("n", end="", file=driving.stdin, flush=True)
                 time.sleep(0.2)
                 assert driving.poll() is None
-            hold_until = time.monotonic() + 60.0
-            while goals[-1] < goals[0] + 5.0 and time.monotonic() < hold_until:
+            while goals[-1] < goals[0] + 5.0 and time.monotonic() < until:
                 print("q", end="", file=driving.stdin, flush=True)
                 time.sleep(0.03)
             driving.send_signal(number)
