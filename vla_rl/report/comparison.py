@@ -55,7 +55,7 @@ def _runs_table(runs: Mapping[str, RunData], colors: Mapping[str, int]) -> str:
     head = "".join(f'<th class="n">{title}</th>' for title in ("iterations", "before", "after", "gain", "wall time"))
     rows = []
     for name, run in runs.items():
-        before, after = run.before or run.imagined.get("before"), run.after or run.imagined.get("after")
+        before, after = run.compared
         gain = signed(difference(before, after)[0]) if before and after else ABSENT
         cells = [
             str(run.iterations),

@@ -75,6 +75,11 @@ class RunData:
         return {name: Rate.of(row) for name, row in self.result.get("imagined", {}).items()}
 
     @property
+    def compared(self) -> tuple[Rate | None, Rate | None]:
+        """Before and after, as ``compare`` shows them: ``imagined`` where there is no simulator."""
+        return self.before or self.imagined.get("before"), self.after or self.imagined.get("after")
+
+    @property
     def iterations(self) -> int:
         """Recorded so far, in imagination too."""
         return len(self.metrics) + sum(len(one.metrics) for one in self.rounds)

@@ -128,7 +128,7 @@ def print_comparison(run_dirs: Sequence[Path], console: Console | None = None) -
         zip(unique_names(runs), runs, strict=True), key=lambda pair: -(pair[1].after.success if pair[1].after else -1)
     )
     for name, run in named:
-        before, after = run.before or run.imagined.get("before"), run.after or run.imagined.get("after")
+        before, after = run.compared
         cells = ["", "not finished", "", "", ""]
         if before and after:
             gain, low, high = difference(before, after)
