@@ -38,3 +38,11 @@ def observation_of(
         state=torch.from_numpy(state.copy())[None],
         instruction=encode_instructions([instruction]),
     )
+
+
+def images_problem(taken_s: float | None, max_age_s: float, *, now_s: float) -> str:
+    """Why images taken at ``taken_s`` [s], None if there are none, are not what the cameras see now, or ""."""
+    if taken_s is None:
+        return "no image from some camera"
+    age_s = now_s - taken_s
+    return "" if abs(age_s) <= max_age_s else f"images are {age_s:.2f} s old"

@@ -14,6 +14,7 @@ from real_robot.control.embodiment import Embodiment
 from real_robot.control.executed_steps import ExecutedSteps
 from real_robot.control.loop import Action
 from real_robot.control.protocols import Cameras, EpisodeLog
+from real_robot.images import images_problem
 from real_robot.safety.commands import Measurement
 from real_robot.safety.stopping import AxisLimits
 
@@ -46,14 +47,6 @@ def position_dimensions(embodiment: Embodiment, axes: Sequence[AxisLimits]) -> l
     poses = [[low + share * (high - low) for low, high in (axis.position for axis in axes)] for share in (0.4, 0.6)]
     rest = [np.abs(action_towards(embodiment, joints, joints)) for joints in poses]
     return list(np.flatnonzero(np.max(rest, axis=0) > 1e-3).tolist())
-
-
-def images_problem(taken_s: float | None, max_age_s: float) -> str:
-    """Why images taken then [s, monotonic], None if there are none, are not what the cameras see now, or ""."""
-    if taken_s is None:
-        return "no image from some camera"
-    age_s = time.monotonic() - taken_s
-    return "" if abs(age_s) <= max_age_s else f"images are {age_s:.2f} s old"
 
 
 class HumanSource:
@@ -120,5 +113,5 @@ class HumanSource:
         except (ValueError, OSError) as error:
             self.problem = str(error)
             return None
-        self.problem = images_problem(newest[1] if newest else None, self._max_image_age_s)
+        self.problem = images_problem(newest[1] if newest else None, self._max_image_age_s, now_s=time.monotonic())
         return newest[0] if newest and not self.problem else None

@@ -14,6 +14,7 @@ from real_robot.control.embodiment import Embodiment
 from real_robot.control.executed_steps import ExecutedSteps
 from real_robot.control.loop import Action
 from real_robot.control.protocols import Cameras, EpisodeLog
+from real_robot.images import images_problem
 from real_robot.safety.commands import Measurement
 from real_robot.serving.client import Answer
 from real_robot.serving.protocol import ActRequest, Hello
@@ -136,9 +137,10 @@ class RemotePolicy:
         except (ValueError, OSError) as error:  # an image that cannot be read is no image
             self.problem = str(error)
             return None
-        if newest is not None and abs(now_s - newest[1]) <= self._max_image_age_s:
+        problem = images_problem(newest[1] if newest else None, self._max_image_age_s, now_s=now_s)
+        if newest is not None and not problem:
             return dict(newest[0])
-        self.problem = "no image from some camera" if newest is None else f"images are {now_s - newest[1]:.2f} s old"
+        self.problem = problem
         return None
 
     def _collect(self, tick: int) -> None:

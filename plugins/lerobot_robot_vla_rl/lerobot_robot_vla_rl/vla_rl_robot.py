@@ -18,8 +18,9 @@ from lerobot.robots import Robot
 
 from lerobot_robot_vla_rl.config_vla_rl import VlaRlRobotConfig
 from real_robot.arm_connection import ArmConnection, connected
-from real_robot.control.human_source import INPUT_AGE_S, HumanSource, images_problem
+from real_robot.control.human_source import INPUT_AGE_S, HumanSource
 from real_robot.control.thread import ControlThread
+from real_robot.images import images_problem
 from real_robot.lerobot.values import ActionValues, PositionValues, action_values
 from real_robot.robot_file import RobotError, read_robot
 from real_robot.waiting import wait_until_ready
@@ -142,11 +143,11 @@ class VlaRlRobot(Robot):
     def _wait_for_images(self, connection: ArmConnection) -> None:
         if self.cameras:
             cameras, max_age_s = connection.cameras, self._robot.control.max_image_age_s
-            wait_until_ready(
-                lambda: not images_problem(cameras.taken_s(), max_age_s),
-                lambda: images_problem(cameras.taken_s(), max_age_s),
-                within_s=READY_S,
-            )
+
+            def problem() -> str:
+                return images_problem(cameras.taken_s(), max_age_s, now_s=time.monotonic())
+
+            wait_until_ready(lambda: not problem(), problem, within_s=READY_S)
 
     def _connected(self) -> tuple[ArmConnection, ControlThread]:
         if self._arm is None:
