@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from episodes.sampler import Targets
 from policies.audit import StepDifference, audit_log_prob
-from policies.device import AUDIT_TOLERANCE, has_fused_adam, make_generator, restore_generator, restore_optimizer
+from policies.device import AUDIT_TOLERANCE, make_generator, restore_generator, restore_optimizer
 from policies.policy import LikelihoodModel, Policy, copy_trained, set_frozen, trained_parameters
 from sims.devices.crossing import crossing, read_numbers
 from sims.errors import UserError
@@ -76,20 +76,20 @@ class ClippedUpdate:
         """Of the parameters that policy and critic have now; what earlier ones had learned is forgotten."""
         config, critic = self.config, self.critic
         self.parameters = trained_parameters(self.policy)
-        fused = has_fused_adam(self.parameters[0].device)
+        # foreach, not fused: a fused step rounds by an element's place in its tensor, so divided weights would differ.
         self.optimizer = torch.optim.AdamW(
             self.parameters,
             lr=config.learning_rate,
             betas=config.betas,
             weight_decay=config.weight_decay,
-            fused=fused,
+            foreach=True,
         )
         self.critic_optimizer: torch.optim.Optimizer | None = None
         self.critic_parameters: list[nn.Parameter] = []
         if critic is not None:
             self.critic_parameters = list(critic.parameters())
             self.critic_optimizer = torch.optim.AdamW(
-                self.critic_parameters, lr=critic.config.learning_rate, fused=fused
+                self.critic_parameters, lr=critic.config.learning_rate, foreach=True
             )
 
     def run(self, batch: Experience, *, train_policy: bool = True, version: int | None = None) -> Metrics:
