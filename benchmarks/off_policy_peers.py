@@ -11,8 +11,9 @@ step 500 on; what ours of the first seed did, with rewards times .1, is the one 
 of both sides learn for --updates updates, with two hidden layers of 64 and batch 64. Returns: mean of 10 episodes from
 the same seeds, deployed, after the last update; intervals: 95 % of the mean over seeds (Student's t). Before that
 updates are timed, with the drawing of the batch and without the environment, with two hidden layers of 256 and batch
-256, the sides in turn. Writes benchmarks/results/off_policy_peers.json after every part; with --only the other part
-stays as it was measured.
+256, the sides in turn; and the floating-point operations of their matrix products are counted, the part of an update
+that no implementation can leave out. Writes benchmarks/results/off_policy_peers.json after every part; with --only the
+other parts stay as they were measured.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 try:
     import d3rlpy
@@ -69,6 +71,7 @@ class Size:
 LEARNED, TIMED = Size((64, 64), 64), Size((256, 256), 256)
 ROUNDS = 5  # of timing
 TIMES = "update, processor time"
+OPERATIONS = "update, operations of matrix products"
 
 
 @dataclasses.dataclass
@@ -171,38 +174,52 @@ def our_action(made: OffPolicy) -> Act:
 
 
 def our_sac(size: Size, seed: int, steps: int) -> tuple[float, Timed, Entries]:
-    made = our_learner("SAC", size, seed)
-    for _ in range(-(-steps // made.config.chunks)):
-        made.iterate()
+    made = our_acted(size, seed, steps)
     made.env.close()
     written = int(made.replay.count.sum())
     return mean_return(our_action(made)), made.timed, made.replay.entries()[:written]
 
 
+def our_acted(size: Size, seed: int, steps: int) -> TimedLearner:
+    made = our_learner("SAC", size, seed)
+    for _ in range(-(-steps // made.config.chunks)):
+        made.iterate()
+    return made
+
+
 def our_offline(method: str, size: Size, seed: int, data: Entries, updates: int) -> tuple[float, Timed]:
     made = our_learner(method, size, seed, updates)
+    made.demonstrations = replayed(data, seed)
+    made.iterate()
+    made.env.close()
+    return mean_return(our_action(made)), made.timed
+
+
+def replayed(data: Entries, seed: int) -> Replay:
     held = Replay(
         data.inputs, (1, data.action.shape[-1]), streams=1, capacity=len(data), gamma=GAMMA, seed=seed,
         device=torch.device("cpu"),
     )  # fmt: skip
     held.extend(dataclasses.replace(data, reward=OFFLINE_REWARD_SCALE * data.reward))
-    made.demonstrations = held
-    made.iterate()
-    made.env.close()
-    return mean_return(our_action(made)), made.timed
+    return held
 
 
 # -- theirs -----------------------------------------------------------------------------------------------------------
 
 
 def their_sac(size: Size, seed: int, steps: int) -> tuple[float, Timed]:
+    model = their_acted(size, seed, steps)
+    return mean_return(lambda state: model.predict(state, deterministic=True)[0] / 2.0), model.timed
+
+
+def their_acted(size: Size, seed: int, steps: int) -> TimedSAC:
     model = TimedSAC(
         "MlpPolicy", TASK, learning_rate=RATE, batch_size=size.batch, learning_starts=WARMUP, gamma=GAMMA, tau=TAU,
         policy_kwargs={"net_arch": list(size.hidden)}, seed=seed, device="cpu",
     )  # fmt: skip
     model.timed = Timed()
     model.learn(steps)
-    return mean_return(lambda state: model.predict(state, deterministic=True)[0] / 2.0), model.timed
+    return model
 
 
 THEIRS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
@@ -225,19 +242,23 @@ def their_algorithm(method: str, size: Size) -> Any:
     ).create(device="cpu")  # fmt: skip
 
 
-def their_offline(method: str, size: Size, seed: int, data: Entries, updates: int) -> tuple[float, Timed]:
-    d3rlpy.seed(seed)
+def their_set(data: Entries) -> d3rlpy.dataset.MDPDataset:
     real = data.num_executed > 0
     ends = torch.cat(
         [data.num_executed[1:] == 0, torch.ones(1, dtype=torch.bool)]
     )  # the next one is a last observation
-    set_ = d3rlpy.dataset.MDPDataset(
+    return d3rlpy.dataset.MDPDataset(
         observations=data.inputs.features[real].numpy(),  # type: ignore[attr-defined]
         actions=data.action[real][:, 0].numpy(),
         rewards=OFFLINE_REWARD_SCALE * data.reward[real].numpy(),
         terminals=data.terminated[real].numpy(),
         timeouts=ends[real].numpy(),
     )
+
+
+def their_offline(method: str, size: Size, seed: int, data: Entries, updates: int) -> tuple[float, Timed]:
+    d3rlpy.seed(seed)
+    set_ = their_set(data)
     algorithm = their_algorithm(method, size)
     algorithm.build_with_dataset(set_)
     began = time.process_time()
@@ -258,16 +279,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6000, help="control steps of SAC")
     parser.add_argument("--updates", type=int, default=5000, help="of the offline methods")
     parser.add_argument("--timed", type=int, default=100, help="updates of a round of timing")
-    parser.add_argument("--only", choices=("returns", "times"), nargs="+", default=["returns", "times"])
+    parts = ("returns", "times", "operations")
+    parser.add_argument("--only", choices=parts, nargs="+", default=parts)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     returns: dict[str, list[tuple[float, float]]] = {}
     data: Entries | None = None
     earlier = read_record("off_policy_peers").get("rows", [])
-    times = [one for one in earlier if one["name"].endswith(TIMES)]
     if "times" in chosen.only:
-        times = timing_rows(our_sac(LEARNED, 0, 2 * WARMUP)[2], chosen.timed)
-        write([*(one for one in earlier if not one["name"].endswith(TIMES)), *times], chosen, earlier)
+        rows = timing_rows(our_sac(LEARNED, 0, 2 * WARMUP)[2], chosen.timed)
+        earlier = written(TIMES, rows, earlier, chosen)
+    if "operations" in chosen.only:
+        rows = operation_rows(our_sac(LEARNED, 0, 2 * WARMUP)[2])
+        earlier = written(OPERATIONS, rows, earlier, chosen)
     for seed in chosen.seeds if "returns" in chosen.only else ():
         ours, _, acted = our_sac(LEARNED, seed, chosen.steps)
         data = data or acted
@@ -277,7 +301,7 @@ def main() -> None:
             theirs, _ = their_offline(method, LEARNED, seed, data, chosen.updates)
             returns.setdefault(method, []).append((ours, theirs))
         print(f"seed {seed}: {returns}", file=sys.stderr, flush=True)
-        write([*return_rows(returns, chosen.seeds), *times], chosen, earlier)
+        written("return", return_rows(returns, chosen.seeds), earlier, chosen)
 
 
 def timing_rows(data: Entries, updates: int) -> list[Row]:
@@ -302,6 +326,42 @@ def timing_rows(data: Entries, updates: int) -> list[Row]:
             )
         )  # fmt: skip
     return rows
+
+
+def operation_rows(data: Entries) -> list[Row]:
+    """Of the mean of two updates: TD3's actor is updated every other time."""
+    rows = []
+    for method in OURS:
+        ours, theirs = our_operations(method, data), their_operations(method, data)
+        rows.append(
+            row(f"{method}, {OPERATIONS}", ours, "1", ratio=ours / theirs, against=peer_of(method), theirs=theirs)
+        )
+    return rows
+
+
+def our_operations(method: str, data: Entries) -> float:
+    if method == "SAC":
+        made = our_acted(TIMED, 0, WARMUP)
+    else:
+        made = our_learner(method, TIMED, 0, 2)
+        made.demonstrations = replayed(data, 0)
+    with FlopCounterMode(display=False) as counted:
+        for _ in range(2):
+            made._update()
+    made.env.close()
+    return counted.get_total_flops() / 2
+
+
+def their_operations(method: str, data: Entries) -> float:
+    if method == "SAC":
+        model = their_acted(TIMED, 0, WARMUP + 2)
+        with FlopCounterMode(display=False) as counted:
+            model.train(2, TIMED.batch)
+    else:
+        with FlopCounterMode(display=False) as counted:
+            their_offline(method, TIMED, 0, data, 2)
+
+    return counted.get_total_flops() / 2
 
 
 def return_rows(returns: dict[str, list[tuple[float, float]]], seeds: Sequence[int]) -> list[Row]:
@@ -332,12 +392,17 @@ def peer_of(method: str) -> str:
     return "stable-baselines3" if method == "SAC" else "d3rlpy"
 
 
-def write(rows: Sequence[Row], chosen: argparse.Namespace, earlier: Sequence[Row]) -> None:
+def written(part: str, rows: Sequence[Row], earlier: Sequence[Row], chosen: argparse.Namespace) -> list[Row]:
+    """All rows of the record, in which these replace those of the same part (the end of a row's name)."""
+    kept = [one for one in earlier if not one["name"].endswith(part)]
     peers = {name: version(name) for name in ("stable-baselines3", "d3rlpy", "gymnasium")}
     command = "python -m benchmarks.off_policy_peers " + " ".join(sys.argv[1:])
     settings = {"steps": chosen.steps, "updates": chosen.updates}
-    kept = [one["name"] for one in rows if one in earlier]
-    write_record("off_policy_peers", rows, command=command, kept=kept, peers=peers, task=TASK, settings=settings)
+    write_record(
+        "off_policy_peers", [*kept, *rows], command=command, kept=[one["name"] for one in kept], peers=peers, task=TASK,
+        settings=settings,
+    )  # fmt: skip
+    return [*kept, *rows]
 
 
 if __name__ == "__main__":

@@ -276,10 +276,11 @@ def off_policy_peers() -> str:
             method = one["name"].partition(",")[0]
             learned = named(record, f"{method}, return")
             times = [f"{one['value']:.1f}", f"{one['theirs']:.1f}", f"{one['ratio']:.2f}"]
+            operations = named(record, f"{method}, update, operations of matrix products")["ratio"]
             returns = [f"{learned[side]:.0f} ({learned[interval][0]:.0f} to {learned[interval][1]:.0f})"
                        for side, interval in (("value", "interval"), ("theirs", "their_interval"))]  # fmt: skip
-            rows.append([method, *times, *returns, f"{one['against']} {versions[one['against']]}"])
-    head = ["", "update, ours [ms]", "theirs [ms]", "ratio", "return, ours", "theirs", "theirs is"]
+            rows.append([method, *times, f"{operations:.2f}", *returns, f"{one['against']} {versions[one['against']]}"])
+    head = ["", "update, ours [ms]", "theirs [ms]", "ratio", "operations, ratio", "return, ours", "theirs", "theirs is"]
     return f"{table(head, rows)}\n\n{source('off_policy_peers', record)}"
 
 
