@@ -15,7 +15,7 @@ from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import Bool
 
 from real_robot.control.mobile_base import BaseOdometry, yaw_of
-from real_robot.images import fit_image
+from real_robot.images import fit_image, reading_images
 from real_robot.robot_file import Controller, Robot, RosSection
 from real_robot.ros.messages import LatestMessage, monotonic_s, nanoseconds, ros_type
 from real_robot.safety.commands import Measurement
@@ -197,12 +197,14 @@ class CameraInput:
         return None if newest is None else newest[1]
 
     def images(self, size: Sequence[int]) -> tuple[dict[str, UInt8[np.ndarray, "height width 3"]], float] | None:
-        """``newest`` as RGB images of ``size`` (height, width)."""
+        """``newest`` as RGB images of ``size`` (height, width). UnreadableImages if one of them is none."""
         newest = self.newest()
         if newest is None:
             return None
         messages, oldest_s = newest
-        return {name: fit_image(image_array(message), size).numpy() for name, message in messages.items()}, oldest_s
+        with reading_images():
+            images = {name: fit_image(image_array(message), size).numpy() for name, message in messages.items()}
+        return images, oldest_s
 
 
 def image_array(message: Image | CompressedImage) -> UInt8[np.ndarray, "height width 3"]:

@@ -422,6 +422,7 @@ def test_images_of_every_encoding_in_the_size_the_policy_wants(node: Any) -> Non
     from PIL import Image as PILImage
     from sensor_msgs.msg import CompressedImage, Image
 
+    from real_robot.images import UnreadableImages
     from real_robot.ros.inputs import CameraInput, image_array
 
     pixels = np.zeros((48, 64, 3), np.uint8)
@@ -462,4 +463,14 @@ def test_images_of_every_encoding_in_the_size_the_policy_wants(node: Any) -> Non
     assert (seen[0]["left"] == pixels[:24, :24]).all()
     assert (seen[0]["right"] == pixels[:24, :24]).all()
     assert time.monotonic() - seen[1] < 5.0
+    damaged = CompressedImage(header=packed.header, format="jpeg")
+
+    def arrived() -> bool:
+        left.publish(damaged)
+        newest = cameras.newest()
+        return newest is not None and not newest[0]["left"].data
+
+    wait_until(arrived)
+    with pytest.raises(UnreadableImages, match="an image cannot be read: cannot identify image file"):
+        cameras.images((24, 24))
     cameras.close()
