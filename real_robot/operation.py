@@ -90,9 +90,9 @@ def drive(
     Terminated, after the arm has braked, if SIGTERM or SIGHUP arrives.
     """
     robot = read_robot(path)
-    options = {"control_hz": control_hz, "image_size": image_size, "store": store, "name": path.stem}
+    options: dict[str, Any] = {"control_hz": control_hz, "image_size": image_size, "name": path.stem}
     try:
-        with terminable(), teleop_session(robot, leader=leader, stream=sys.stdin, **options) as session:
+        with terminable(), teleop_session(robot, leader=leader, store=store, stream=sys.stdin, **options) as session:
             run_teleop(session, instruction, instruction)
     except ValueError as error:
         raise RobotError(str(error)) from error

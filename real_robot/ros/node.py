@@ -23,6 +23,7 @@ import rclpy
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, SetParametersResult
 from rclpy._rclpy_pybind11 import RCLError
+from rclpy.clock import Clock, ClockType
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
@@ -77,7 +78,8 @@ class PolicyNode(LifecycleNode):
             for name in ("stop", "release", "pause", "resume", "begin_episode")
         ]
         self._services_kept.append(self.create_service(SetBool, "~/end_episode", self._on_end_episode))
-        self._timer = self.create_timer(0.5, self._publish_diagnostics)
+        steady = Clock(clock_type=ClockType.STEADY_TIME)  # the ROS clock may stand still
+        self._timer = self.create_timer(0.5, self._publish_diagnostics, clock=steady)
 
     # -- lifecycle -------------------------------------------------------------------------------------------------
 

@@ -416,6 +416,19 @@ def test_a_message_is_as_old_as_its_receipt_however_late_it_is_taken(node: Any) 
         node.destroy_publisher(publisher)
 
 
+def test_an_arm_is_not_moved_in_simulated_time(node: Any) -> None:
+    from rclpy.parameter import Parameter
+
+    from real_robot.ros.inputs import StopInputs
+
+    stops = StopInputs(node, load_robot(ROOT / "configs/robots/fake_arm.yaml").ros)
+    assert stops.problem() == ""
+    for simulated in (True, False):
+        node.set_parameters([Parameter("use_sim_time", value=simulated)])
+        assert ("use_sim_time is true: limits and ages are in real seconds" in stops.problem()) == simulated
+    stops.close()
+
+
 def test_images_of_every_encoding_in_the_size_the_policy_wants(node: Any) -> None:
     import io
 
