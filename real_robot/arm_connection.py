@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Protocol, runtime_checkable
 
 from real_robot.control.loop import ControlLoop
@@ -42,9 +42,10 @@ class ArmConnection(Protocol):
 def connected(
     robot: Robot, *, name: str, after_tick: Callable[[float], None] = lambda now_s: None
 ) -> Iterator[ArmConnection]:
-    """The arm by ROS, as the node ``name``, or by LeRobot's driver, as its file says. Who connects a loop closes it.
+    """The arm by ROS, as the node ``name``, or by LeRobot's driver, as its file says.
 
-    ``after_tick``: as of ``ControlThread``. RobotError if ROS or the driver cannot be used.
+    Who connects a loop closes it before what that loop uses. ``after_tick``: as of ``ControlThread``. RobotError if ROS
+    or the driver cannot be used.
     """
     if robot.lerobot is not None:
         with LeRobotArm(make_driver(robot.lerobot), robot) as arm:
@@ -53,4 +54,5 @@ def connected(
     require_ros()
     from real_robot.ros.connection import RobotConnection
 
-    yield RobotConnection(robot, after_tick=after_tick, name=name)
+    with closing(RobotConnection(robot, after_tick=after_tick, name=name)) as connection:
+        yield connection

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -10,7 +11,21 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from sims.errors import UserError
 from sims.vector_env import Observation, encode_instructions
+
+
+class UnreadableImages(UserError):
+    """The newest images of the cameras cannot be read; later ones may be."""
+
+
+@contextmanager
+def reading_images() -> Iterator[None]:
+    """UnreadableImages in place of the errors of what decodes and scales images."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise UnreadableImages(f"an image cannot be read: {error}") from error
 
 
 def fit_image(

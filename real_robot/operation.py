@@ -15,6 +15,7 @@ from real_robot.arm_connection import connected
 from real_robot.control.human_source import Leader
 from real_robot.lerobot.devices import make_teleoperator
 from real_robot.lerobot.leader import LeRobotLeader
+from real_robot.recorder import Recorder
 from real_robot.robot_file import Robot, RobotError, read_robot
 from real_robot.ros.installation import require_ros
 from real_robot.teleop import TeleopSession, run_teleop
@@ -89,25 +90,30 @@ def drive(
     Terminated, after the arm has braked, if SIGTERM or SIGHUP arrives.
     """
     robot = read_robot(path)
-    options = {"control_hz": control_hz, "image_size": image_size, "store": store, "name": path.stem}
+    options: dict[str, Any] = {"control_hz": control_hz, "image_size": image_size, "name": path.stem}
     try:
-        with terminable(), teleop_session(robot, leader=leader, stream=sys.stdin, **options) as session:
+        with terminable(), teleop_session(robot, leader=leader, store=store, stream=sys.stdin, **options) as session:
             run_teleop(session, instruction, instruction)
     except ValueError as error:
         raise RobotError(str(error)) from error
 
 
 @contextmanager
-def teleop_session(robot: Robot, *, leader: str, **options: Any) -> Iterator[TeleopSession]:
+def teleop_session(robot: Robot, *, leader: str, store: Path | None, **options: Any) -> Iterator[TeleopSession]:
     """``leader``: the JointState topic of a leader arm; "": the file's section ``leader``, else the keyboard.
 
-    ``options``: of TeleopSession. RobotError or ValueError if the robot or its leader cannot be used.
+    ``store``: an episode store for what is driven; None: nothing is recorded. ``options``: of TeleopSession. RobotError
+    or ValueError if the robot or its leader cannot be used.
     """
     axes = robot.limits.axes
     embodiment = robot.embodiment()
     if leader and robot.lerobot is not None:
         raise RobotError("--leader names a topic, which an arm without ROS has not; use the section 'leader'")
     with ExitStack() as stack:
+        recorder = Recorder(store) if store else None
+        if recorder is not None:
+            stack.callback(recorder.join)
+            stack.callback(recorder.close)
         device: Leader | None = None
         if robot.leader is not None and not leader:
             device = stack.enter_context(LeRobotLeader(make_teleoperator(robot.leader), robot.leader, axes, embodiment))
@@ -120,7 +126,7 @@ def teleop_session(robot: Robot, *, leader: str, **options: Any) -> Iterator[Tel
 
             assert isinstance(connection, RobotConnection)
             device = LeaderTopic(connection.node, leader, [axis.name for axis in axes], embodiment)
-        session = TeleopSession(robot, connection, device, embodiment=embodiment, **options)
+        session = TeleopSession(robot, connection, device, embodiment=embodiment, recorder=recorder, **options)
         stack.callback(session.close)
         yield session
 

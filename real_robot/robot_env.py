@@ -28,7 +28,7 @@ from torch import Tensor
 
 from real_robot.control.stepped_source import SteppedSource
 from real_robot.control.thread import ControlThread
-from real_robot.images import observation_of
+from real_robot.images import UnreadableImages, observation_of
 from real_robot.robot_file import RobotError, load_robot
 from real_robot.ros.installation import require_ros
 from real_robot.waiting import wait_until_ready
@@ -229,8 +229,8 @@ class RobotEnv:
                 return False
             try:
                 images, _ = cameras.images(self.spec.image_size) or ({}, 0.0)
-            except (ValueError, OSError) as error:  # the next may be readable
-                problem = f"an image cannot be read: {error}"
+            except UnreadableImages as error:  # the next may be readable
+                problem = str(error)
             return bool(images)
 
         self._wait(arrived, lambda: joints.problem or problem)

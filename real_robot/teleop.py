@@ -15,7 +15,6 @@ import threading
 import time
 import tty
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TextIO
 
 import numpy as np
@@ -109,14 +108,16 @@ class KeyboardMotion:
 
 
 class TeleopSession:
-    """One arm driven by a person with ``leader``; None: with the keyboard. ``keyboard`` is on ``stream``."""
+    """One arm driven by a person with ``leader``; None: with the keyboard. ``keyboard`` is on ``stream``.
+
+    ``recorder``: of whoever made it, who also closes it; None: nothing is recorded.
+    """
 
     def __init__(
         self, robot: Robot, connection: ArmConnection, leader: Leader | None, *, embodiment: Embodiment,
-        stream: TextIO, control_hz: float, image_size: Sequence[int], store: Path | None, name: str,
+        stream: TextIO, control_hz: float, image_size: Sequence[int], recorder: Recorder | None, name: str,
     ) -> None:  # fmt: skip
-        self._recorder = Recorder(store) if store else None
-        self._robot_name, self._control_hz = name, control_hz
+        self._recorder, self._robot_name, self._control_hz = recorder, name, control_hz
         self.keyboard = KeyboardInput(stream, 0 if leader else embodiment.action_dim)
         self._connection, self._leader = connection, leader
         self._motion = KeyboardMotion(
@@ -148,13 +149,15 @@ class TeleopSession:
         if self._leader is None and measured and (reason := self._motion.problem(measured.positions)):
             raise ValueError(reason)
         self._source.begin_episode()
+        self.control.start(lambda: self._record(instruction, task=task or instruction, seed=seed))
+        self.in_episode = True
+
+    def _record(self, instruction: str, *, task: str, seed: int) -> None:
         if self._recorder is not None:
             self._recorder.begin(
-                instruction=instruction, task=task or instruction, seed=seed, control_hz=self._control_hz,
-                policy_version="", fingerprint={"robot": self._robot_name}, source="human",
+                instruction=instruction, task=task, seed=seed, control_hz=self._control_hz, policy_version="",
+                fingerprint={"robot": self._robot_name}, source="human",
             )  # fmt: skip
-        self.control.start()
-        self.in_episode = True
 
     def end(self, *, success: bool) -> None:
         """Brake to rest; record what was executed."""
@@ -168,10 +171,8 @@ class TeleopSession:
             self._recorder.end(success=success)
 
     def close(self) -> None:
+        """Brake, hold, and leave the arm."""
         self._connection.close()
-        if self._recorder is not None:
-            self._recorder.close()
-            self._recorder.join()
 
     def status(self) -> str:
         """One line."""

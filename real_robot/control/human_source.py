@@ -14,7 +14,7 @@ from real_robot.control.embodiment import Embodiment
 from real_robot.control.executed_steps import ExecutedSteps
 from real_robot.control.loop import Action
 from real_robot.control.protocols import Cameras, EpisodeLog
-from real_robot.images import images_problem
+from real_robot.images import UnreadableImages, images_problem
 from real_robot.safety.commands import Measurement
 from real_robot.safety.stopping import AxisLimits
 
@@ -110,7 +110,7 @@ class HumanSource:
     def _images(self) -> Mapping[str, UInt8[np.ndarray, "height width 3"]] | None:
         try:
             newest = self._cameras.images(self._image_size)
-        except (ValueError, OSError) as error:
+        except UnreadableImages as error:
             self.problem = str(error)
             return None
         self.problem = images_problem(newest[1] if newest else None, self._max_image_age_s, now_s=time.monotonic())

@@ -44,7 +44,10 @@ class Cameras(Protocol):
     """The newest image of every camera, and when the oldest of these was taken [s, monotonic]; None while one is
     missing."""
 
-    def images(self, size: Sequence[int]) -> tuple[Mapping[str, NDArray[np.uint8]], float] | None: ...
+    def images(self, size: Sequence[int]) -> tuple[Mapping[str, NDArray[np.uint8]], float] | None:
+        """``size``: (height, width). UnreadableImages if a camera sent what is none."""
+        ...
+
     def taken_s(self) -> float | None: ...
 
 

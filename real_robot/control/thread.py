@@ -69,8 +69,11 @@ class ControlThread:
     def running(self) -> bool:
         return self._running
 
-    def start(self) -> None:
-        """Start from rest at the measured position. ValueError if that is unknown, old, or not inside the limits."""
+    def start(self, begin: Callable[[], None] = lambda: None) -> None:
+        """Start from rest at the measured position. ValueError if that is unknown, old, or not inside the limits.
+
+        ``begin``: called when the start is not refused, before the first action is taken; it returns at once.
+        """
         joints = self._measured().positions
         with self.lock:
             self.loop.warm_up(joints)
@@ -78,6 +81,7 @@ class ControlThread:
                 gc.collect()
                 gc.freeze()  # a full collection takes ten ticks
             self.loop.start(joints, time.monotonic())
+            begin()
         if not self._running:
             self._running = True
             self._thread.start()

@@ -21,7 +21,7 @@ from real_robot.arm_connection import ArmConnection
 from real_robot.control.human_source import action_towards, position_dimensions
 from real_robot.control.loop import Action
 from real_robot.control.stepped_source import SteppedSource
-from real_robot.images import observation_of
+from real_robot.images import images_problem, observation_of
 from real_robot.robot_file import Robot, RobotError
 from real_robot.safety.commands import Measurement
 from real_robot.waiting import wait_until_ready
@@ -30,10 +30,6 @@ from sims.vector_env import CannotCapture, EnvSpec, Observation, StartState, Ste
 READY_S = 10.0  # for the first joints and images
 TAKEN_PERIODS = 4  # an action that is not taken within so many control periods is withdrawn
 SHOWN_S = 0.5  # for a frame of the arm at rest
-
-
-class UnreadableImages(RobotError):
-    """The newest images cannot be read; later ones may be."""
 
 
 class ArmEnv:
@@ -212,10 +208,7 @@ class ArmEnv:
         return self._images((size, size))[0]
 
     def _images(self, size: Sequence[int]) -> tuple[UInt8[np.ndarray, "cameras height width 3"], float]:
-        try:
-            newest = self._connection.cameras.images(size)
-        except (ValueError, OSError) as error:
-            raise UnreadableImages(f"an image cannot be read: {error}") from error
+        newest = self._connection.cameras.images(size)
         assert newest is not None
         return np.stack([newest[0][camera] for camera in self.spec.cameras]), newest[1]
 
@@ -225,10 +218,7 @@ class ArmEnv:
             return self._connection.joints.problem
         if (age_s := time.monotonic() - measured.stamp_s) > self._robot.limits.max_measurement_age_s:
             return f"the joints were measured {age_s:.2f} s ago"
-        if taken_s is None:
-            return "no image from some camera"
-        age_s = time.monotonic() - taken_s
-        return f"the newest images are {age_s:.2f} s old" if age_s > self._robot.control.max_image_age_s else ""
+        return images_problem(taken_s, self._robot.control.max_image_age_s, now_s=time.monotonic())
 
     def _check_motions(self, held: Sequence[int]) -> None:
         """RobotError unless action 0 leaves the arm where it is, but for the dimensions ``held``."""

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from real_robot.corrections.arm import ArmEnv, UnreadableImages
+from real_robot.corrections.arm import ArmEnv
 from real_robot.corrections.publishing import Published
+from real_robot.images import UnreadableImages
 from sims.vector_env import StartState, VectorEnv
 
 HEADER = struct.Struct("<dIB3x")  # Unix time of capture, number of the frame, index of the camera; then the JPEG

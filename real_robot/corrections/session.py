@@ -24,7 +24,7 @@ import torch
 from episodes.overlays import ABORT, OUTCOME, REWOUND_AT, SUCCESS, OutcomeLabel, outcome_of, read_labels, recorded_id
 from episodes.schema import HOLD, HUMAN, POLICY, StoreFull
 from episodes.store import EpisodeStore
-from real_robot.corrections.arm import ArmEnv, UnreadableImages
+from real_robot.corrections.arm import ArmEnv
 from real_robot.corrections.attempt import Attempt, ExecutedStep, Snapshot
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.handover import Handover
@@ -32,6 +32,7 @@ from real_robot.corrections.human_input import RELEASED, Action, HumanInput, Raw
 from real_robot.corrections.proposals import Proposals
 from real_robot.corrections.settings import ControlSettings
 from real_robot.corrections.simulated_arm import SimulatedArm
+from real_robot.images import UnreadableImages
 from real_robot.serving.backends import UnusableActions
 from real_robot.serving.protocol import EpisodeEnd
 from real_robot.serving.versions import Versions

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from real_robot.control.loop import ControlLoop
 from real_robot.control.thread import ControlThread
 from real_robot.control.trajectory import Trajectory
-from real_robot.images import fit_image
+from real_robot.images import fit_image, reading_images
 from real_robot.lerobot.devices import DeviceThread
 from real_robot.robot_file import Robot, RobotError
 from real_robot.safety.commands import Measurement, PathPoint, SafeCommand
@@ -99,7 +99,8 @@ class LeRobotArm(DeviceThread):
         if self._images is None:
             return None
         images, taken_s = self._images
-        return {name: fit_image(image, size).numpy() for name, image in images.items()}, taken_s
+        with reading_images():
+            return {name: fit_image(image, size).numpy() for name, image in images.items()}, taken_s
 
     def taken_s(self) -> float | None:
         """When the newest images were taken [s, monotonic]; None before the first."""

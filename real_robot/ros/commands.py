@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -34,17 +34,22 @@ def deploy(
     *,
     robot: Path,
     instruction: str,
+    tasks: Sequence[str] = (),
     url: str | None,
     token_file: Path | None,
     runtime: Runtime,
 ) -> int:
     """Drive the robot of the file ``robot`` with ``bundle``, until SIGINT or SIGTERM; brakes and holds, returns 0.
 
+    ``instruction``: of the first episode; ``tasks``: names of those that the policy was trained on, if they are known.
     ``url`` and ``token_file``: a server that is running; without a url one is started here, on loopback. RobotError or
     BundleError if the two do not fit, before anything moves.
     """
     require_ros()
     _check(bundle, robot)
+    if not instruction.strip():
+        trained = f", as in the tasks that it was trained on: {', '.join(tasks)}" if tasks else ""
+        raise RobotError(f"deploy needs --instruction TEXT, what the policy is asked to do{trained}")
     from real_robot.ros import node
 
     with contextlib.ExitStack() as stack:
@@ -55,9 +60,8 @@ def deploy(
             "robot_file": robot,
             "policy_url": url,
             "token_file": token_file or default_token_file(),
+            "instruction": instruction,
         }
-        if instruction:
-            values["instruction"] = instruction
         return node.main(ros_arguments(values), autostart_s=START_S)
 
 

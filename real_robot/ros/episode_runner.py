@@ -142,10 +142,13 @@ class EpisodeRunner:
         with control.lock:
             policy.begin_episode(episode.instruction)
         try:
-            control.start()
+            control.start(lambda: self._record(episode, hello))
         except ValueError:
             self._client.bind("")
             raise
+        self.in_episode = True
+
+    def _record(self, episode: EpisodeRequest, hello: Hello) -> None:
         if self._recorder is not None:
             self._recorder.begin(
                 instruction=episode.instruction,
@@ -155,7 +158,6 @@ class EpisodeRunner:
                 policy_version=hello.fingerprint,
                 fingerprint={"robot": self._connections.robot_file.stem},
             )
-        self.in_episode = True
 
     def _prepare(self, hello: Hello) -> tuple[ControlThread, RemotePolicy]:
         """The control thread, and a source of actions for this policy."""
@@ -222,6 +224,12 @@ class EpisodeRunner:
         """Latched protective hold."""
         if self._control is not None:
             self._control.stop(reason)
+
+    def abort(self, reason: str) -> None:
+        """Latched protective hold; the episode under way ends, and is recorded with an unknown outcome."""
+        self.stop(reason)
+        if self.in_episode:
+            self.end_episode(self._outcome or "unknown")
 
     def release(self) -> None:
         """Unlatch the stop; the arm stays paused. ValueError while it is braking, or its cause is still there."""

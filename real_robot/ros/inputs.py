@@ -15,7 +15,7 @@ from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import Bool
 
 from real_robot.control.mobile_base import BaseOdometry, yaw_of
-from real_robot.images import fit_image
+from real_robot.images import fit_image, reading_images
 from real_robot.robot_file import Controller, Robot, RosSection
 from real_robot.ros.messages import LatestMessage, monotonic_s, nanoseconds, ros_type
 from real_robot.safety.commands import Measurement
@@ -23,6 +23,10 @@ from real_robot.safety.commands import Measurement
 RESIDUAL_AGE_S = 0.1  # older external torques are not used
 JOINT_MESSAGES = 16  # between two ticks, of all publishers of joint states
 STOP_INPUT_AGE_S = 0.25
+SIMULATED_TIME = (
+    "use_sim_time is true: limits and ages are in real seconds; set it to false, and let a simulated robot stamp its "
+    "messages with the system's time"
+)
 # red, green and blue among the channels of an encoding
 ENCODINGS = {"rgb8": (0, 1, 2), "bgr8": (2, 1, 0), "rgba8": (0, 1, 2), "bgra8": (2, 1, 0), "mono8": (0, 0, 0)}
 REORDERED_NS = 1_000_000_000  # a header that is older than the last one by more: the arm's clock was set
@@ -138,10 +142,12 @@ class StopInputs:
     """The emergency stop and the enabling device of the robot file, if it names them; both are Bool topics.
 
     The emergency stop is also pressed when it was last heard longer than ``STOP_INPUT_AGE_S`` ago, and the enabling
-    device is held only while it says so often enough: a lost cable stops the arm.
+    device is held only while it says so often enough: a lost cable stops the arm. So does simulated time: limits and
+    ages are of real seconds.
     """
 
     def __init__(self, node: Node, ros: RosSection) -> None:
+        self._clock = node.get_clock()
         self._inputs = {
             name: (LatestMessage(node, Bool, topic), wanted)
             for name, topic, wanted in (
@@ -153,6 +159,8 @@ class StopInputs:
 
     def problem(self) -> str:
         """Why the arm may not move, or ""."""
+        if self._clock.ros_time_is_active:
+            return SIMULATED_TIME
         for name, (topic, wanted) in self._inputs.items():
             taken = topic.take()
             if taken is None or time.monotonic() - taken[1] > STOP_INPUT_AGE_S:
@@ -197,12 +205,14 @@ class CameraInput:
         return None if newest is None else newest[1]
 
     def images(self, size: Sequence[int]) -> tuple[dict[str, UInt8[np.ndarray, "height width 3"]], float] | None:
-        """``newest`` as RGB images of ``size`` (height, width)."""
+        """``newest`` as RGB images of ``size`` (height, width). UnreadableImages if one of them is none."""
         newest = self.newest()
         if newest is None:
             return None
         messages, oldest_s = newest
-        return {name: fit_image(image_array(message), size).numpy() for name, message in messages.items()}, oldest_s
+        with reading_images():
+            images = {name: fit_image(image_array(message), size).numpy() for name, message in messages.items()}
+        return images, oldest_s
 
 
 def image_array(message: Image | CompressedImage) -> UInt8[np.ndarray, "height width 3"]:

@@ -15,12 +15,15 @@ import argparse
 import signal
 import threading
 import time
+import traceback
+from contextlib import ExitStack
 from pathlib import Path
 
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, SetParametersResult
 from rclpy._rclpy_pybind11 import RCLError
+from rclpy.clock import Clock, ClockType
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
@@ -75,7 +78,8 @@ class PolicyNode(LifecycleNode):
             for name in ("stop", "release", "pause", "resume", "begin_episode")
         ]
         self._services_kept.append(self.create_service(SetBool, "~/end_episode", self._on_end_episode))
-        self._timer = self.create_timer(0.5, self._publish_diagnostics)
+        steady = Clock(clock_type=ClockType.STEADY_TIME)  # the ROS clock may stand still
+        self._timer = self.create_timer(0.5, self._publish_diagnostics, clock=steady)
 
     # -- lifecycle -------------------------------------------------------------------------------------------------
 
@@ -102,6 +106,9 @@ class PolicyNode(LifecycleNode):
         except ValueError as error:
             self.get_logger().error(f"cannot activate: {error}")
             return TransitionCallbackReturn.FAILURE
+        except Exception as error:  # rclpy calls ``on_error`` then, without saying why
+            self.fail(error)
+            raise
         return super().on_activate(state)
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -117,10 +124,27 @@ class PolicyNode(LifecycleNode):
         self.disconnect()
         return TransitionCallbackReturn.SUCCESS
 
+    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """After an error of a transition, which rclpy does not show: the arm brakes, and the node is unconfigured."""
+        self.get_logger().error("a transition failed: the arm brakes; correct what it needs, and configure again")
+        self.brake()
+        self.disconnect()
+        return TransitionCallbackReturn.SUCCESS
+
     def brake(self) -> None:
         """Brake to rest and end the episode. Returns when the commanded speed is zero."""
         if self._runner is not None:
             self._runner.brake()
+
+    def fail(self, error: Exception) -> None:
+        """After an error of a callback: the stop is latched, and the episode under way ends. Returns at once."""
+        traceback.print_exception(error)
+        reason = f"a callback of the node failed: {type(error).__name__}: {error}"
+        self.get_logger().error(f"{reason}; the arm brakes and holds until ~/release")
+        self._stop_reason = self._stop_reason or reason
+        if self._runner is not None:
+            self._runner.abort(self._stop_reason)
+        self._publish_stop()
 
     def disconnect(self) -> None:
         if self._runner is not None:
@@ -130,6 +154,9 @@ class PolicyNode(LifecycleNode):
     # -- episodes --------------------------------------------------------------------------------------------------
 
     def _episode(self) -> EpisodeRequest:
+        """ValueError without an instruction."""
+        if not self._text("instruction").strip():
+            raise ValueError(f"no instruction; ros2 param set /{self.get_name()} instruction TEXT")
         seed = int(self.get_parameter("seed").value or 0)
         return EpisodeRequest(instruction=self._text("instruction"), task=self._text("task"), seed=seed)
 
@@ -244,23 +271,31 @@ def main(arguments: list[str] | None = None, *, autostart_s: float = 0.0) -> int
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
             signal.signal(number, lambda *_: ending.set())
-    node = PolicyNode()
-    executor = SingleThreadedExecutor()
-    executor.add_node(node)
-    started = not autostart_s or _start(node, executor, ending, time.monotonic() + autostart_s)
-    while started and not ending.is_set():
-        try:
-            executor.spin_once(timeout_sec=0.1)
-        except ExternalShutdownException:
-            break
-        except RCLError as error:  # a transition that is not allowed now: rclpy does not catch it
-            node.get_logger().error(f"refused: {error}")
-    node.brake()
-    node.disconnect()
-    executor.shutdown(timeout_sec=2.0)
-    node.destroy_node()
-    rclpy.try_shutdown()
+    with ExitStack() as stack:  # whatever ends it, the arm is braked first
+        stack.callback(rclpy.try_shutdown)
+        node = PolicyNode()
+        stack.callback(node.destroy_node)
+        executor = SingleThreadedExecutor()
+        stack.callback(executor.shutdown, timeout_sec=2.0)
+        stack.callback(node.disconnect)
+        stack.callback(node.brake)
+        executor.add_node(node)
+        started = not autostart_s or _start(node, executor, ending, time.monotonic() + autostart_s)
+        while started and not ending.is_set():
+            _spin_once(node, executor, ending)
     return 0 if started else 1
+
+
+def _spin_once(node: PolicyNode, executor: SingleThreadedExecutor, ending: threading.Event) -> None:
+    """At most one callback. Its error stops the arm; others are called all the same, as one of them may be a stop."""
+    try:
+        executor.spin_once(timeout_sec=0.1)
+    except ExternalShutdownException:
+        ending.set()
+    except RCLError as error:  # a transition that is not allowed now: rclpy does not catch it
+        node.get_logger().error(f"refused: {error}")
+    except Exception as error:
+        node.fail(error)
 
 
 def _start(node: PolicyNode, executor: SingleThreadedExecutor, ending: threading.Event, until_s: float) -> bool:
@@ -269,8 +304,8 @@ def _start(node: PolicyNode, executor: SingleThreadedExecutor, ending: threading
         return False
     while time.monotonic() < until_s and not ending.is_set():
         retry_s = time.monotonic() + 0.5
-        while time.monotonic() < retry_s:
-            executor.spin_once(timeout_sec=0.1)
+        while time.monotonic() < retry_s and not ending.is_set():
+            _spin_once(node, executor, ending)
         if node.trigger_activate() is TransitionCallbackReturn.SUCCESS:
             return True
     return ending.is_set()

@@ -24,7 +24,7 @@ from real_robot.ros.spin import SpinThread
 
 NODE = "/vla_rl_policy"
 ANSWER_S = 10.0
-_ABSENT = f"no node {NODE} on this ROS domain; start it: vla-rl deploy BUNDLE --robot FILE"
+_ABSENT = f"no node {NODE} on this ROS domain; start it: vla-rl deploy BUNDLE --robot FILE --instruction TEXT"
 
 
 class _Participant:

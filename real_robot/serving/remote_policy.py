@@ -14,7 +14,7 @@ from real_robot.control.embodiment import Embodiment
 from real_robot.control.executed_steps import ExecutedSteps
 from real_robot.control.loop import Action
 from real_robot.control.protocols import Cameras, EpisodeLog
-from real_robot.images import images_problem
+from real_robot.images import UnreadableImages, images_problem
 from real_robot.safety.commands import Measurement
 from real_robot.serving.client import Answer
 from real_robot.serving.protocol import ActRequest, Hello
@@ -134,7 +134,7 @@ class RemotePolicy:
     def _images(self, now_s: float) -> dict[str, UInt8[np.ndarray, "height width 3"]] | None:
         try:
             newest = self._cameras.images(self.hello.image_size)
-        except (ValueError, OSError) as error:  # an image that cannot be read is no image
+        except UnreadableImages as error:
             self.problem = str(error)
             return None
         problem = images_problem(newest[1] if newest else None, self._max_image_age_s, now_s=now_s)

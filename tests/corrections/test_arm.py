@@ -38,6 +38,7 @@ from tests.corrections.scripted_operator import open_control, open_session
 from tests.corrections.small_server import PATIENT
 from tests.real_robot.lerobot_plugins.simulated_device import JOINTS, SimulatedServos
 from tests.real_robot.small_policies import small_policy
+from tests.real_robot.test_control_loop import FakeCamera
 from tests.real_robot.test_control_thread import wait
 from tests.real_robot.test_lerobot import so101
 from vla_rl.cli import main as cli
@@ -333,6 +334,23 @@ def test_a_driver_that_fails_stops_the_arm_and_is_named(running: CorrectionServe
         state = page.drive_until(["KeyW"], lambda state: state["mode"] == "hold")
         assert "no answer from motor 3" in page.drive_until([], lambda state: bool(state["stopped"]))["stopped"]
         assert state["reason"]
+
+
+def test_an_arm_whose_images_are_old_or_of_the_future_does_not_move(tmp_path: Path, servos: SimulatedServos) -> None:
+    robot = load_robot(robot_file(tmp_path))
+    with LeRobotArm(servos, robot) as arm:
+        connection = LeRobotConnection(arm)
+        env = ArmEnv(robot, connection, SPEC, name="x", instruction="wave", max_steps=9, held=())
+        with contextlib.closing(env):
+            wait(lambda: not env.problem())
+            connection.cameras = camera = FakeCamera()
+            for taken_s, problem in (
+                (time.monotonic() - 60.0, "images are 60."),
+                (time.monotonic() + 60.0, "images are -5"),
+                (None, "no image from some camera"),
+            ):
+                camera.newest_s = taken_s
+                wait(lambda problem=problem: env.problem().startswith(problem))
 
 
 def test_what_an_arm_cannot_do_is_refused_in_one_line(

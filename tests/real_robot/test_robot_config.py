@@ -61,8 +61,22 @@ def test_an_arm_without_ros_is_refused_with_the_program_for_it(tmp_path: Path, m
         deployed(tmp_path / "bundle", so101(tmp_path))
 
 
-def deployed(bundle: Path, robot: Path) -> int:
-    return deploy(bundle, robot=robot, instruction="", url="ws://127.0.0.1:9", token_file=None, runtime="eager")
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [((), "what the policy is asked to do$"), (("reach", "pick"), "tasks that it was trained on: reach, pick$")],
+)
+def test_a_policy_is_not_deployed_without_an_instruction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setattr("real_robot.ros.commands.require_ros", lambda: None)
+    save_bundle(small_policy(robot=FITTING), tmp_path / "bundle")
+    with pytest.raises(RobotError, match=rf"deploy needs --instruction TEXT, .*{message}"):
+        deployed(tmp_path / "bundle", CONFIG.file, tasks)
+
+
+def deployed(bundle: Path, robot: Path, tasks: tuple[str, ...] = ()) -> int:
+    url = "ws://127.0.0.1:9"
+    return deploy(bundle, robot=robot, instruction="", tasks=tasks, url=url, token_file=None, runtime="eager")
 
 
 @pytest.mark.skipif(find_spec("rclpy") is not None, reason="this Python has rclpy")

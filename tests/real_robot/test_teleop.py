@@ -194,6 +194,40 @@ def test_a_keyboard_that_is_gone_ends_the_program(servos: SimulatedServos, tmp_p
         assert not session.in_episode
 
 
+@pytest.mark.real_time
+def test_nothing_is_recorded_of_a_start_that_is_refused(servos: SimulatedServos, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with by_keys(without_leader(tmp_path), store=store) as (session, person):
+        recorder = session._recorder
+        assert recorder is not None
+        session.control.stop("a person is near")
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"stopped: a person is near|s old"):
+                session.begin("refused", task="refused")
+        session.end(success=True)  # of no episode
+        assert session.status() == "no episode; 0 recorded ; a person is near"
+        session.resume()
+        session.begin("by hand", task="by hand")
+        hold("q", person, 1.5)
+        session.end(success=True)
+        wait(lambda: recorder.recorded == 1)
+        assert recorder.problem == ""
+    (entry,) = EpisodeStore(store).select()
+    assert EpisodeStore(store).read(entry.id).instruction == "by hand"
+
+
+def test_a_session_that_fails_leaves_no_recorder(servos: SimulatedServos, tmp_path: Path) -> None:
+    robot, options = load_robot(without_leader(tmp_path)), OPTIONS | {"control_hz": 20.0}
+    before = {thread.name for thread in threading.enumerate()}
+    with (
+        typed("") as stream,
+        pytest.raises(ValueError, match="command_rate 50 Hz must be a multiple"),
+        teleop_session(robot, leader="", stream=stream, store=tmp_path / "store", **options),
+    ):
+        """Never opened."""
+    wait(lambda: {thread.name for thread in threading.enumerate()} <= before | {"keyboard"})
+
+
 class StillLeader:
     """A leader that says nothing."""
 
@@ -306,7 +340,7 @@ def test_c_outside_an_episode_undoes_a_stop_and_moves_nothing(servos: SimulatedS
     with LeRobotArm(servos, robot) as arm, typed("") as stream:
         session = teleop.TeleopSession(
             robot, LeRobotConnection(arm), LeaderAt(np.full(6, 0.1, np.float32)), embodiment=robot.embodiment(),
-            stream=stream, store=None, **OPTIONS,
+            stream=stream, recorder=None, **OPTIONS,
         )  # fmt: skip
         wait(lambda: arm.fresh(0.1))
         for between in ("before", "after"):
@@ -329,7 +363,7 @@ def test_with_a_leader_no_key_moves_the_arm(servos: SimulatedServos, tmp_path: P
     embodiment = robot.embodiment()
     with LeRobotArm(servos, robot) as arm, typed(keys) as stream:
         session = teleop.TeleopSession(
-            robot, LeRobotConnection(arm), StillLeader(), embodiment=embodiment, stream=stream, store=None,
+            robot, LeRobotConnection(arm), StillLeader(), embodiment=embodiment, stream=stream, recorder=None,
             **OPTIONS,
         )  # fmt: skip
         session.keyboard._thread.join()

@@ -90,7 +90,7 @@ class Cell:
         flags = [flag for key, value in parameters.items() for flag in ("-p", f"{key}:={value}")]
         self.spawn("arm", [sys.executable, "-m", "real_robot.ros.fake_arm.node", "--ros-args", *flags])
 
-    def start_node(self, port: int) -> None:
+    def start_node(self, port: int, *, module: str = "real_robot.ros.node") -> None:
         parameters = {
             "robot_file": self._robot_file,
             "policy_url": f"ws://127.0.0.1:{port}",
@@ -99,7 +99,7 @@ class Cell:
             "store": self.store,
         }
         flags = [flag for key, value in parameters.items() for flag in ("-p", f"{key}:={value}")]
-        self.spawn("node", [sys.executable, "-m", "real_robot.ros.node", "--ros-args", *flags])
+        self.spawn("node", [sys.executable, "-m", module, "--ros-args", *flags])
 
     def start_operator(self, *arguments: str) -> None:
         command = [sys.executable, "-m", "tests.ros.operator", *arguments]

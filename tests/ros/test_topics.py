@@ -416,12 +416,26 @@ def test_a_message_is_as_old_as_its_receipt_however_late_it_is_taken(node: Any) 
         node.destroy_publisher(publisher)
 
 
+def test_an_arm_is_not_moved_in_simulated_time(node: Any) -> None:
+    from rclpy.parameter import Parameter
+
+    from real_robot.ros.inputs import StopInputs
+
+    stops = StopInputs(node, load_robot(ROOT / "configs/robots/fake_arm.yaml").ros)
+    assert stops.problem() == ""
+    for simulated in (True, False):
+        node.set_parameters([Parameter("use_sim_time", value=simulated)])
+        assert ("use_sim_time is true: limits and ages are in real seconds" in stops.problem()) == simulated
+    stops.close()
+
+
 def test_images_of_every_encoding_in_the_size_the_policy_wants(node: Any) -> None:
     import io
 
     from PIL import Image as PILImage
     from sensor_msgs.msg import CompressedImage, Image
 
+    from real_robot.images import UnreadableImages
     from real_robot.ros.inputs import CameraInput, image_array
 
     pixels = np.zeros((48, 64, 3), np.uint8)
@@ -462,4 +476,14 @@ def test_images_of_every_encoding_in_the_size_the_policy_wants(node: Any) -> Non
     assert (seen[0]["left"] == pixels[:24, :24]).all()
     assert (seen[0]["right"] == pixels[:24, :24]).all()
     assert time.monotonic() - seen[1] < 5.0
+    damaged = CompressedImage(header=packed.header, format="jpeg")
+
+    def arrived() -> bool:
+        left.publish(damaged)
+        newest = cameras.newest()
+        return newest is not None and not newest[0]["left"].data
+
+    wait_until(arrived)
+    with pytest.raises(UnreadableImages, match="an image cannot be read: cannot identify image file"):
+        cameras.images((24, 24))
     cameras.close()

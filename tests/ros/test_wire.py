@@ -309,6 +309,36 @@ def test_a_transition_that_is_not_allowed_does_not_end_the_node(moving: Cell) ->
     moving.wait(lambda: is_moving(moving), 30, "motion")
 
 
+def test_an_error_of_a_callback_stops_the_arm_and_ends_the_episode(moving: Cell) -> None:
+    url, store = moving.ask("get", "vla_rl_policy", "policy_url"), EpisodeStore(moving.store)
+    moving.kill("node", signal.SIGTERM)
+    moving.start_node(port_of(url), module="tests.ros.failing_node")
+    moving.activate()
+    moving.wait(lambda: int(moving.status()["actions"]) > 10, 30, "ten actions worth keeping")
+    before = len(store.select())
+    moving.ask("set", "vla_rl_policy", "task", "fault")
+    moving.wait(lambda: moving.ask("stopped"), 10, "the stop")
+    moving.wait(lambda: is_still(moving), 5, "rest")
+    moving.wait(lambda: len(store.select()) > before, 20, "the episode that the error cut short")
+    assert not store.read(store.select()[-1].id).succeeded
+    status = moving.status()
+    assert "stopped: a callback of the node failed: KeyError: 'no such joint'" in status["message"]
+    assert (status["in_episode"], status["mode"]) == ("False", "stopped")
+    moving.ask("set", "vla_rl_policy", "task", "")
+    moving.wait(lambda: moving.ask("trigger", "/vla_rl_policy/release")[0], 10, "the release")
+    moving.wait(lambda: moving.ask("trigger", "/vla_rl_policy/begin_episode")[0], 20, "the next episode")
+    moving.wait(lambda: is_moving(moving), 30, "motion")
+    assert moving.ask("transition", DEACTIVATE)
+    moving.ask("set", "vla_rl_policy", "task", "activate")
+    moving.wait(lambda: moving.ask("transition", ACTIVATE) is False, 10, "the error of the activation")
+    moving.wait(lambda: moving.ask("state") == "unconfigured", 30, "an activation that fails")
+    moving.wait(lambda: is_still(moving), 2, "rest")
+    assert "a transition failed: the arm brakes" in log_of(moving, "node")
+    moving.kill("node", signal.SIGTERM)
+    moving.start_node(port_of(url))
+    moving.activate()
+
+
 def port_of(url: str) -> int:
     return int(url.rsplit(":", 1)[1])
 

@@ -65,7 +65,7 @@ class Deploy:
     robot: Annotated[Path, arg(metavar="FILE")]
     """the robot's YAML file, or the name of a packaged one such as fake_arm"""
     instruction: str = ""
-    """what the policy is asked to do; change it later, between episodes that are recorded, with:
+    """what the policy is asked to do, which is needed; change it later, between episodes that are recorded, with:
     ros2 param set /vla_rl_policy instruction TEXT"""
     url: str | None = None
     """a policy server that is running, ws://HOST:PORT (default: start one here)"""
@@ -82,11 +82,24 @@ class Deploy:
             self.bundle,
             robot=find_config(self.robot, "robots"),
             instruction=self.instruction,
+            tasks=() if self.instruction.strip() else _trained_tasks(self.bundle),
             url=self.url,
             token_file=self.token_file,
             runtime=self.runtime,
         )
         raise SystemExit(code)
+
+
+def _trained_tasks(bundle: Path) -> tuple[str, ...]:
+    """Of the run that the bundle lies in; none where it lies in no run, or the run's simulator has no tasks."""
+    from vla_rl.runners.evaluate import locate
+    from vla_rl.runs.run_dir import load_experiment
+
+    try:
+        sim = load_experiment(locate(bundle)[0]).sim
+    except UserError:
+        return ()
+    return tuple(getattr(sim, "tasks", ()))
 
 
 RobotFile = Annotated[

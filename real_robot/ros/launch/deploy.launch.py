@@ -1,4 +1,4 @@
-"""ros2 launch real_robot/ros/launch/deploy.launch.py robot_file:=my_arm.yaml policy_url:=ws://127.0.0.1:8720 ...
+"""ros2 launch real_robot/ros/launch/deploy.launch.py robot_file:=my_arm.yaml policy_url:=URL instruction:="..." ...
 
 The policy node of one arm, configured and activated as soon as joints, cameras and policy server are there. Everything
 that differs between robots is in the robot file; ``vla-rl serve BUNDLE`` runs apart, perhaps on another machine.
@@ -19,7 +19,7 @@ ARGUMENTS = {
     "instruction": "what the policy is asked to do",
     "store": "episode store for every episode; '' records nothing",
 }
-OPTIONAL = ("instruction", "store")
+OPTIONAL = ("store",)
 
 
 def start_node(context: LaunchContext) -> list[ExecuteProcess]:
