@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 from pathlib import Path
 
 import numpy as np
+
+from sims.errors import DISK_FULL
 
 SUCCESS = (46, 160, 67)
 FAILURE = (207, 34, 46)
@@ -49,11 +50,17 @@ def write_video(
     done = subprocess.run(command, input=even.reshape(-1).data, capture_output=True, check=False)
     if done.returncode != 0:
         text = done.stderr.decode(errors="replace").strip()
-        if os.strerror(errno.ENOSPC) in text:
+        if (full := full_disk(path, text)) is not None:
             path.unlink(missing_ok=True)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            raise full
         raise OSError(f"{path}: ffmpeg could not write the video: {text}")
     return path
+
+
+def full_disk(path: Path, said: str) -> OSError | None:
+    """The error that ffmpeg met at ``path``, where what it ``said`` is that the disk is full."""
+    told = (code for code in DISK_FULL if os.strerror(code) in said)
+    return next((OSError(code, os.strerror(code), str(path)) for code in told), None)
 
 
 def _bordered(frames: np.ndarray, color: tuple[int, int, int], width: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,15 +30,19 @@ def export_episodes(store: EpisodeStore, path: Path, format: ExportFormat) -> di
     """Every episode of ``store``, oldest first, with its labels; returns {episodes, steps}.
 
     Raises EpisodeError where ``path`` exists and, but for mcap, where an episode was not observed at every control
-    step or episodes differ in rate, cameras, image sizes or dimensions. A robomimic file is not made then; what was
-    written of others is incomplete.
+    step or episodes differ in rate, cameras, image sizes or dimensions. ``path`` is made when all is
+    written.
     """
     entries = store.select()
     if not entries:
         raise EpisodeError(f"{store.path} holds no episode to export")
     if path.exists():
         raise EpisodeError(f"{path} exists; choose another --out")
-    WRITERS[format]((rewarded(store, entry) for entry in entries), path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        unfinished = Path(folder) / path.name
+        WRITERS[format]((rewarded(store, entry) for entry in entries), unfinished)
+        unfinished.rename(path)
     return {"episodes": len(entries), "steps": sum(entry.steps for entry in entries)}
 
 

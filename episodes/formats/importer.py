@@ -4,56 +4,91 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Float32, UInt8
 
-from episodes.formats.recording import ImportMapping, Recording
-from episodes.formats.registry import read_recordings
+from episodes.formats.recording import Found, ImportMapping, Recording
+from episodes.formats.registry import find_recordings
 from episodes.formats.success import successes
-from episodes.layout import episode_layout, store_layout
-from episodes.schema import ACTORS, HUMAN, Episode, EpisodeError
+from episodes.layout import Layout, episode_layout, store_layout
+from episodes.schema import ACTORS, HUMAN, Episode, EpisodeError, validate
 from episodes.store import EpisodeStore
 
 ACTION_TOLERANCE = 1e-3  # recordings exceed their own limits by rounding; the excess is clipped
 
 
-def import_episodes(source: Path, store: EpisodeStore, mapping: ImportMapping) -> dict[str, Any]:
-    """Every episode of ``source``, in one of ``registry.FORMATS``; returns {episodes, successes, present}.
+def import_episodes(
+    source: Path, store: EpisodeStore, mapping: ImportMapping, *, skip_bad: bool = False
+) -> dict[str, Any]:
+    """Every episode of ``source``, in one of ``registry.FORMATS``; returns {episodes, successes, present, skipped}.
 
     ``present``: how many were in ``store`` already, with the same states and actions as recorded, also where they have
     been cut or deleted since; they are not added again.
     Raises EpisodeError that names the file, the episode and what is missing, or has another layout than the episodes
-    that are there; what was imported before stays.
+    that are there; what was imported before stays. With ``skip_bad`` such episodes are left out: ``skipped`` has
+    {episode, reason} of each, and EpisodeError is raised only if no other is left.
     """
-    succeeded = present = 0
-    here = store_layout(store)
-    known = {_digest(store.map(entry)) for entry in store.entries() if entry.source == ACTORS[HUMAN]}
+    importing = _Import(store=store, mapping=mapping, skip_bad=skip_bad)
+    written = store.add_all(importing.episodes(source))
+    if not written and not importing.present:
+        if skipped := importing.skipped:
+            raise EpisodeError(f"{source}: none of {len(skipped)} episodes can be imported: {skipped[0]['reason']}")
+        raise EpisodeError(f"{source}: there is no episode in it")
+    counts = {"episodes": len(written), "successes": importing.succeeded, "present": importing.present}
+    return counts | {"skipped": importing.skipped}
 
-    def episodes() -> Iterator[Episode]:
-        nonlocal succeeded, present, here
+
+@dataclass(kw_only=True)
+class _Import:
+    """``succeeded``: of the new episodes. ``present``, ``skipped``: see ``import_episodes``."""
+
+    store: EpisodeStore
+    mapping: ImportMapping
+    skip_bad: bool
+    succeeded: int = 0
+    present: int = 0
+    skipped: list[dict[str, str]] = field(default_factory=list)
+
+    def episodes(self, source: Path) -> Iterator[Episode]:
+        """Those that are not in the store yet."""
+        entries = self.store.entries()
+        known = {_digest(self.store.map(entry)) for entry in entries if entry.source == ACTORS[HUMAN]}
+        here, good = store_layout(self.store), 0
         # Seeds tell episodes apart, also where several recordings are imported into one store.
-        for number, recording in enumerate(read_recordings(source), start=len(store.entries())):
-            episode = to_episode(recording, mapping, number=number)
-            if _digest({"state": episode.state, "action": episode.action}) in known:
-                present += 1
+        for number, found in enumerate(find_recordings(source), start=len(entries)):
+            try:
+                episode = self._episode(found, here, known, number=number)
+            except EpisodeError as error:
+                if not self.skip_bad:
+                    hint = "; to import the others without it, give --skip-bad" if good else ""
+                    raise type(error)(f"{error}{hint}") from error
+                self.skipped.append({"episode": found.name, "reason": str(error)})
                 continue
-            layout = episode_layout(episode)
-            here = here or layout
-            if layout != here:
-                raise EpisodeError(
-                    f"{recording.name} has {layout}, but the other episodes in {store.path} have {here}: give the "
-                    "options that they were imported with, or import it into a store of its own"
-                )
-            succeeded += episode.succeeded
+            good += 1
+            if episode is None:
+                self.present += 1
+                continue
+            here = here or episode_layout(episode)
+            self.succeeded += int(episode.succeeded)
             yield episode
 
-    written = store.add_all(episodes())
-    if not written and not present:
-        raise EpisodeError(f"{source}: there is no episode in it")
-    return {"episodes": len(written), "successes": succeeded, "present": present}
+    def _episode(self, found: Found, here: Layout | None, known: set[bytes], *, number: int) -> Episode | None:
+        """None where the store has it. EpisodeError where it cannot be imported."""
+        episode = to_episode(found.load(), self.mapping, number=number)
+        if _digest({"state": episode.state, "action": episode.action}) in known:
+            return None
+        layout = episode_layout(episode)
+        if here is not None and layout != here:
+            raise EpisodeError(
+                f"{found.name} has {layout}, but the other episodes in {self.store.path} have {here}: give the "
+                "options that they were imported with, or import it into a store of its own"
+            )
+        validate(episode)
+        return episode
 
 
 def _digest(arrays: Mapping[str, np.ndarray]) -> bytes:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from episodes.formats.recording import Recording, json_object
+from episodes.formats.recording import Found, Recording, json_object
 from episodes.schema import EpisodeError
 
 ACTIONS = ("action", "actions")  # the second in physical-intelligence/libero
@@ -32,8 +32,8 @@ def is_lerobot(path: Path) -> bool:
     return (path / "meta" / "info.json").is_file()
 
 
-def read_lerobot(root: Path) -> Iterator[Recording]:
-    """Every episode in order. Raises EpisodeError where a file is missing or of another version."""
+def find_lerobot(root: Path) -> Iterator[Found]:
+    """Every episode in order. Raises EpisodeError where the data set is of another version, or its meta is damaged."""
     path = root / "meta" / "info.json"
     info = json_object(path.read_bytes(), f"{path}")
     version = str(info.get("codebase_version", ""))
@@ -43,7 +43,8 @@ def read_lerobot(root: Path) -> Iterator[Recording]:
         raise EpisodeError(f"{path} has no {', '.join(missing)}; download the data set again")
     packed = version.startswith("v3.")
     data_set = _DataSet(root=root, info=info, tasks=_tasks(root, packed=packed), packed=packed)
-    yield from map(data_set.recording, _episodes(root, packed=packed))
+    for episode in _episodes(root, packed=packed):
+        yield Found(name=data_set.name(episode), load=functools.partial(data_set.recording, episode))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,9 @@ class _DataSet:
     info: dict[str, Any]
     tasks: dict[int, str]
     packed: bool
+
+    def name(self, episode: dict[str, Any]) -> str:
+        return f"{self.root.name}: episode {int(episode['episode_index'])}"
 
     def recording(self, episode: dict[str, Any]) -> Recording:
         """``episode``: its line of meta/episodes."""
@@ -86,7 +90,7 @@ class _DataSet:
         if "next.success" in table:
             reward = np.array([float(np.any(table["next.success"][row])) for row in rows])
         return Recording(
-            name=f"{self.root.name}: episode {number}",
+            name=self.name(episode),
             read=read,
             keys=tuple(features),
             outcomes=tuple(key for key in features if key.startswith("next.")),

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from episodes.schema import EpisodeError
+from sims.errors import reason
 
 Orientation = Literal["as_recorded", "upside_down", "half_turn"]
 Named = Literal["recorded", "end", "none"]
@@ -79,10 +80,21 @@ class Recording:
         """The array [T, ...] of ``key``. Raises EpisodeError if there is none, or if it has another length."""
         if key not in self.keys:
             raise EpisodeError(f"{self.name} has no {key!r}; it has {', '.join(self.keys)}")
-        array = self.read(key)
+        try:
+            array = self.read(key)
+        except OSError as error:  # of a damaged image, or of a damaged part of an HDF5 file
+            raise EpisodeError(f"{self.name}: {key!r} cannot be read: {reason(error)}") from error
         if len(array) != len(self.action):
             raise EpisodeError(f"{self.name}: {key!r} has {len(array)} steps for {len(self.action)} actions")
         return array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """An episode of a source. ``name``: as of its recording. ``load``: raises EpisodeError where it is damaged."""
+
+    name: str
+    load: Callable[[], Recording]
 
 
 def json_object(text: bytes, where: str) -> dict[str, Any]:

@@ -6,36 +6,39 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from episodes.formats.lerobot import is_lerobot, read_lerobot
-from episodes.formats.recording import Recording
-from episodes.formats.robomimic import is_robomimic, read_robomimic
-from episodes.formats.transitions import is_transitions, read_transitions
+from episodes.formats.lerobot import find_lerobot, is_lerobot
+from episodes.formats.recording import Found
+from episodes.formats.robomimic import find_robomimic, is_robomimic
+from episodes.formats.transitions import find_transitions, is_transitions
 from episodes.schema import EpisodeError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """``matches``: whether a path has this format. ``read``: its episodes; raises EpisodeError if it is damaged."""
+    """``matches``: whether a path has this format. ``find``: its episodes; raises EpisodeError if it is damaged.
+
+    An episode can be loaded until the next one is asked for.
+    """
 
     description: str
     matches: Callable[[Path], bool]
-    read: Callable[[Path], Iterator[Recording]]
+    find: Callable[[Path], Iterator[Found]]
 
 
 FORMATS: dict[str, Format] = {
     "transitions": Format(
-        description="transitions of D4RL (.hdf5) or Minari (a folder)", matches=is_transitions, read=read_transitions
+        description="transitions of D4RL (.hdf5) or Minari (a folder)", matches=is_transitions, find=find_transitions
     ),
-    "robomimic": Format(description="a robomimic file (.hdf5)", matches=is_robomimic, read=read_robomimic),
+    "robomimic": Format(description="a robomimic file (.hdf5)", matches=is_robomimic, find=find_robomimic),
     "lerobot": Format(
-        description="a LeRobot data set (a folder with meta/info.json)", matches=is_lerobot, read=read_lerobot
+        description="a LeRobot data set (a folder with meta/info.json)", matches=is_lerobot, find=find_lerobot
     ),
 }
 
 
-def read_recordings(source: Path) -> Iterator[Recording]:
+def find_recordings(source: Path) -> Iterator[Found]:
     """The episodes of ``source`` in order. Raises EpisodeError if it has none of ``FORMATS``."""
     for format in FORMATS.values():
         if format.matches(source):
-            return format.read(source)
+            return format.find(source)
     raise EpisodeError(f"{source} is neither {' nor '.join(format.description for format in FORMATS.values())}")

@@ -10,13 +10,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from episodes.formats.recording import Recording, json_object
+from episodes.formats.recording import Found, Recording, json_object
 from episodes.schema import EpisodeError
 
 OUTCOMES = ("rewards", "dones")  # about the state after each action
@@ -26,7 +27,7 @@ def is_robomimic(path: Path) -> bool:
     return path.suffix in (".hdf5", ".h5") and not path.is_dir()
 
 
-def read_robomimic(path: Path) -> Iterator[Recording]:
+def find_robomimic(path: Path) -> Iterator[Found]:
     """Every demonstration, in order of its number. Raises EpisodeError if the file has another layout."""
     with open_hdf5(path) as file:
         if "data" not in file:
@@ -36,13 +37,9 @@ def read_robomimic(path: Path) -> Iterator[Recording]:
         control_hz = None if control_freq is None else float(control_freq)
         language = _json(data, "problem_info").get("language_instruction")
         instruction = "".join(language).strip('"') if language else None
-        for name in sorted(data, key=_number):
-            if "actions" not in data[name] or "obs" not in data[name]:
-                raise EpisodeError(
-                    f"{path}: data/{name} has no actions or no obs, only {list(data[name])}; extract them first"
-                )
-            own = _json(data[name], "ep_meta").get("lang")
-            yield _recording(f"{path.name}: {name}", data[name], own or instruction, control_hz)
+        for key in sorted(data, key=_number):
+            name = f"{path.name}: {key}"
+            yield Found(name=name, load=functools.partial(_recording, name, data[key], instruction, control_hz))
 
 
 def open_hdf5(path: Path, mode: Literal["r", "w"] = "r") -> Any:
@@ -60,6 +57,8 @@ def open_hdf5(path: Path, mode: Literal["r", "w"] = "r") -> Any:
 
 
 def _recording(name: str, demo: Any, instruction: str | None, control_hz: float | None) -> Recording:
+    if "actions" not in demo or "obs" not in demo:
+        raise EpisodeError(f"{name} has no actions or no obs, only {list(demo)}; extract them first")
     outcomes = tuple(key for key in OUTCOMES if key in demo)
     has_final = "next_obs" in demo and set(demo["obs"]) <= set(demo["next_obs"])
     return Recording(
@@ -70,7 +69,7 @@ def _recording(name: str, demo: Any, instruction: str | None, control_hz: float 
         final=(lambda key: np.asarray(demo["next_obs"][key][-1])) if has_final else None,
         action=np.asarray(demo["actions"], dtype=np.float64),
         reward=np.asarray(demo["rewards"], dtype=np.float64) if "rewards" in demo else None,
-        instruction=instruction,
+        instruction=_json(demo, "ep_meta").get("lang") or instruction,
         control_hz=control_hz,
     )
 

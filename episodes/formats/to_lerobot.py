@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from episodes.schema import Episode, EpisodeError
+from sims.video import full_disk
 
 EPISODES_PER_FILE = 50  # videos are decoded from their beginning
 FILES_PER_CHUNK = 1000
@@ -189,14 +190,14 @@ def _png(frame: np.ndarray) -> bytes:
 @contextlib.contextmanager
 def _mp4(path: Path, size: Sequence[int], *, hz: float) -> Iterator[_Video]:
     """Frames of ``size`` (height, width), one after another, with a keyframe every second one: they are read in any
-    order. Raises EpisodeError where it cannot be written."""
+    order. Raises EpisodeError where it cannot be written, OSError of a full disk where that is why."""
     import imageio_ffmpeg
 
     path.parent.mkdir(parents=True, exist_ok=True)
     height, width = size
     if height % 2 or width % 2:
         raise EpisodeError(f"videos need even sizes, images are {height} x {width}; export with --to lerobot-images")
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "rgb24"]
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "rgb24"]
     command += ["-s", f"{width}x{height}", "-r", str(hz), "-i", "-", "-c:v", "libx264", "-pix_fmt", "yuv420p"]
     command += ["-crf", "12", "-g", "2", "-bf", "0", "-movflags", "+faststart", str(path)]
     with tempfile.TemporaryFile() as said, subprocess.Popen(command, stdin=subprocess.PIPE, stderr=said) as ffmpeg:
@@ -206,7 +207,8 @@ def _mp4(path: Path, size: Sequence[int], *, hz: float) -> Iterator[_Video]:
             yield lambda frames: pipe.writelines(frame.tobytes() for frame in frames)
         if ffmpeg.wait() != 0:
             said.seek(0)
-            raise EpisodeError(f"{path}: ffmpeg could not write it: {said.read().decode(errors='replace').strip()}")
+            text = said.read().decode(errors="replace").strip()
+            raise full_disk(path, text) or EpisodeError(f"{path}: ffmpeg could not write it: {text}")
 
 
 def _write_json(path: Path, value: Any) -> None:

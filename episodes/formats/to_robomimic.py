@@ -19,17 +19,7 @@ from episodes.schema import Episode
 
 
 def write_robomimic(episodes: Iterator[Episode], path: Path) -> None:
-    """``path`` is made when all episodes are written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.tmp")
-    try:
-        _write_file(episodes, unfinished)
-        unfinished.rename(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def _write_file(episodes: Iterator[Episode], path: Path) -> None:
+    """``path``: the file to make."""
     with open_hdf5(path, "w") as file:
         data, total = file.create_group("data"), 0
         for number, episode in enumerate(episodes):

@@ -11,13 +11,14 @@ terminates or its time runs out; transitions after the last such end are left ou
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from episodes.formats.recording import Recording
+from episodes.formats.recording import Found, Recording
 from episodes.formats.robomimic import is_robomimic, open_hdf5
 from episodes.schema import EpisodeError
 
@@ -35,13 +36,13 @@ def is_transitions(path: Path) -> bool:
         return FIRST in file or "observations" in file
 
 
-def read_transitions(path: Path) -> Iterator[Recording]:
+def find_transitions(path: Path) -> Iterator[Found]:
     """Every episode in order. Raises EpisodeError if something is missing."""
     with open_hdf5(path / "data" / "main_data.hdf5" if path.is_dir() else path) as file:
         yield from _minari(path.name, file) if FIRST in file else _flat(path.name, file)
 
 
-def _flat(name: str, file: Any) -> Iterator[Recording]:
+def _flat(name: str, file: Any) -> Iterator[Found]:
     if missing := [key for key in FLAT if key not in file]:
         raise EpisodeError(f"{name} has no {', '.join(missing)}, which D4RL's layout has; it has {', '.join(file)}")
     terminals = np.asarray(file["terminals"]).reshape(-1).astype(bool)
@@ -50,38 +51,46 @@ def _flat(name: str, file: Any) -> Iterator[Recording]:
     if not len(ends):
         raise EpisodeError(f"{name}: neither terminals nor timeouts marks the end of an episode")
     for number, (first, last) in enumerate(zip([0, *(ends[:-1] + 1)], ends, strict=True)):
-        rows = slice(int(first), int(last) + 1)
-        following = file["next_observations"][int(last)] if "next_observations" in file else None
-        yield Recording(
-            name=f"{name}: episode {number}",
-            read=lambda key, rows=rows: np.asarray(file[key][rows]),  # type: ignore[misc]
-            keys=("observations", "rewards"),
-            outcomes=("rewards",),
-            final=None if following is None else lambda key, value=following: np.asarray(value),  # type: ignore[misc]
-            action=np.asarray(file["actions"][rows], dtype=np.float64),
-            reward=np.asarray(file["rewards"][rows], dtype=np.float64).reshape(-1),
-            instruction=None,
-            control_hz=None,
-            terminated=bool(terminals[last]),
-        )
+        load = partial(_of_rows, f"{name}: episode {number}", file, slice(int(first), int(last) + 1))
+        yield Found(name=f"{name}: episode {number}", load=partial(load, terminated=bool(terminals[last])))
 
 
-def _minari(name: str, file: Any) -> Iterator[Recording]:
+def _of_rows(name: str, file: Any, rows: slice, *, terminated: bool) -> Recording:
+    return Recording(
+        name=name,
+        read=lambda key: np.asarray(file[key][rows]),
+        keys=("observations", "rewards"),
+        outcomes=("rewards",),
+        final=(lambda key: np.asarray(file[f"next_{key}"][rows.stop - 1])) if "next_observations" in file else None,
+        action=np.asarray(file["actions"][rows], dtype=np.float64),
+        reward=np.asarray(file["rewards"][rows], dtype=np.float64).reshape(-1),
+        instruction=None,
+        control_hz=None,
+        terminated=terminated,
+    )
+
+
+def _minari(name: str, file: Any) -> Iterator[Found]:
     for episode in sorted(file, key=lambda key: int(key.rpartition("_")[2])):
-        group = file[episode]
-        observed = _leaves(group["observations"], "observations")
-        yield Recording(
-            name=f"{name}: {episode}",
-            read=lambda key, group=group: np.asarray(group[key] if key == "rewards" else group[key][:-1]),  # type: ignore[misc]
-            keys=(*observed, "rewards"),
-            outcomes=("rewards",),
-            final=lambda key, group=group: np.asarray(group[key][-1]),  # type: ignore[misc]
-            action=np.asarray(group["actions"], dtype=np.float64),
-            reward=np.asarray(group["rewards"], dtype=np.float64),
-            instruction=None,
-            control_hz=None,
-            terminated=bool(group["terminations"][-1]),
-        )
+        yield Found(name=f"{name}: {episode}", load=partial(_of_group, f"{name}: {episode}", file[episode]))
+
+
+def _of_group(name: str, group: Any) -> Recording:
+    needed = ("observations", "actions", "rewards", "terminations")
+    if missing := [key for key in needed if key not in group]:
+        raise EpisodeError(f"{name} has no {', '.join(missing)}, only {', '.join(group)}; record it again")
+    return Recording(
+        name=name,
+        read=lambda key: np.asarray(group[key] if key == "rewards" else group[key][:-1]),
+        keys=(*_leaves(group["observations"], "observations"), "rewards"),
+        outcomes=("rewards",),
+        final=lambda key: np.asarray(group[key][-1]),
+        action=np.asarray(group["actions"], dtype=np.float64),
+        reward=np.asarray(group["rewards"], dtype=np.float64),
+        instruction=None,
+        control_hz=None,
+        terminated=bool(group["terminations"][-1]),
+    )
 
 
 def _leaves(node: Any, name: str) -> tuple[str, ...]:

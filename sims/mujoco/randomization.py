@@ -38,8 +38,8 @@ class RandomizedModel:
     """A model together with its nominal values, so that randomizations never accumulate."""
 
     FIELDS = (
-        "light_ambient", "light_diffuse", "mat_rgba", "geom_rgba", "cam_pos", "geom_friction", "body_mass",
-        "body_inertia",
+        "light_ambient", "light_diffuse", "mat_rgba", "geom_rgba", "cam_pos", "geom_friction", "pair_friction",
+        "body_mass", "body_inertia",
     )  # fmt: skip
 
     def __init__(self, model: Any, randomization: MujocoRandomization) -> None:
@@ -68,7 +68,9 @@ class RandomizedModel:
         fixed = self.model.cam_bodyid == 0  # cameras on a robot stay where they are mounted
         shift = rng.uniform(-ranges.camera_m, ranges.camera_m, nominal["cam_pos"].shape) * fixed[:, None]
         self._set("cam_pos", nominal["cam_pos"] + shift)
-        self._set("geom_friction", nominal["geom_friction"] * self._factor(rng, ranges.friction, ()))
+        friction = self._factor(rng, ranges.friction, ())
+        for name in ("geom_friction", "pair_friction"):  # a contact has either its geometries' or its pair's own
+            self._set(name, nominal[name] * friction)
         factors = self._factor(rng, ranges.mass, (self.model.nbody, 1))
         self._set("body_mass", nominal["body_mass"] * factors[:, 0])
         self._set("body_inertia", nominal["body_inertia"] * factors)

@@ -19,6 +19,7 @@ from sims.subproc.worker_group import PoolConfig, WorkerFailure, WorkerGroup
 from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_instructions
 
 TERMINATED, TRUNCATED = 0, 1  # rows of ``SharedMemory.flags``
+FAILED = np.array([[False], [True], [False]])  # terminated, truncated, success; also before the first reset
 FLAGS = ("terminated", "truncated", "success", "intervened", "valid")  # of Step and ChunkStep
 OBSERVE_EVERY_STEP_AFTER = 2  # this many consecutive steps that were each followed by an observation
 
@@ -52,7 +53,7 @@ class SubprocVectorEnv:
         self._starts = [StartState(task=0, seed=0)] * n
         self._instructions = self._task_instructions[[0] * n]  # handed out without a copy: replaced, never changed
         self._all_ids = list(range(n))
-        self._flags = np.tile(np.array([[False], [True], [False]]), n)  # terminated, truncated, success
+        self._flags = np.tile(FAILED, n)
         self._failed = np.zeros(n, dtype=bool)  # the worker failed in the present episode
         self._slots = ImageSlots(self._memory.images)
         self._steps_since_observation = 0
@@ -74,13 +75,16 @@ class SubprocVectorEnv:
         waiting = dict(zip(self.spec.ids(env_ids), start, strict=True))
         for env_id, state in waiting.items():
             self._write_start(env_id, state)
+        self._fail(list(waiting))  # until its worker answers; also where that raises
+        self._slots.invalidate(list(waiting))
+        for env_id in [env_id for env_id, state in waiting.items() if _is_failed(state)]:
+            self._starts[env_id] = waiting.pop(env_id)
         while waiting:
             self._group.make_ready(waiting)
             answered = self._group.ask(list(waiting), "reset", timeout_s=self.workers.reset_timeout_s)
             for env_id in answered:
                 self._starts[env_id] = waiting.pop(env_id)
             self._failed[answered] = False
-            self._slots.invalidate(answered)
             self._flags[:, answered] = self._memory.flags[:, answered]
         self._instructions = self._task_instructions[[start.task for start in self._starts]]
 
@@ -119,15 +123,19 @@ class SubprocVectorEnv:
         return Observation(images=torch.from_numpy(images), state=torch.from_numpy(state), instruction=instruction)
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
-        """The snapshot is all actions since the start; replaying them restores a deterministic simulator."""
+        """The snapshot is all actions since the start; replaying them restores a deterministic simulator.
+
+        Where the worker failed nothing can be replayed: the snapshot is empty, [0, 0], and restores an environment that
+        has failed, truncated and not valid.
+        """
         return tuple(
-            StartState(
-                task=self._starts[env_id].task,
-                seed=self._starts[env_id].seed,
-                snapshot=self._memory.actions[env_id, : self._memory.elapsed[env_id]].copy(),
-            )
+            dataclasses.replace(self._starts[env_id], snapshot=self._snapshot(env_id))
             for env_id in self.spec.ids(env_ids)
         )
+
+    def _snapshot(self, env_id: int) -> Float[np.ndarray, "steps A"]:
+        actions = self._memory.actions[env_id, : self._memory.elapsed[env_id]]
+        return (actions[:0, :0] if self._failed[env_id] else actions).copy()
 
     def expert(self, *, noise: float, seed: int) -> PoolExpert:
         """The simulator's own scripted expert. UserError if it has none."""
@@ -173,7 +181,7 @@ class SubprocVectorEnv:
         if not 0 <= start.task < len(self.spec.tasks):
             raise ValueError(f"start names task {start.task}, {self.spec.name} has {len(self.spec.tasks)}")
         count = 0 if start.snapshot is None else len(start.snapshot)
-        if start.snapshot is not None:
+        if start.snapshot is not None and count:
             self._memory.actions[env_id, :count] = start.snapshot
         self._memory.start[env_id] = start.task, start.seed, count
 
@@ -184,9 +192,13 @@ class SubprocVectorEnv:
             return answered
         failed = sorted(set(env_ids) - set(answered))
         running = [env_id for env_id in failed if not self._flags[:, env_id].any()]  # a finished episode stays valid
-        self._failed[running] = True
-        self._flags[TRUNCATED, running] = True
+        self._fail(running)
         return answered
+
+    def _fail(self, env_ids: Sequence[int]) -> None:
+        """Their episodes end truncated and invalid."""
+        self._failed[env_ids] = True
+        self._flags[:, env_ids] = FAILED
 
     def _execute(self, actions: Tensor, *, gamma: float, observe: bool) -> Float[Tensor, " N"]:
         """The rewards of a chunk [N, H, A]; updates the flags and which images are current."""
@@ -222,6 +234,11 @@ class PoolExpert:
         action = self.pool.suggestions()
         noise = torch.randn(action.shape, generator=self.generator)
         return (action + self.noise * noise).clamp(-1.0, 1.0)
+
+
+def _is_failed(start: StartState) -> bool:
+    """Whether ``SubprocVectorEnv.capture`` was called where the worker had failed."""
+    return start.snapshot is not None and not start.snapshot.shape[1]
 
 
 def vector_spec(single: SingleSpec, num_envs: int, device: torch.device, **fingerprint: str) -> EnvSpec:

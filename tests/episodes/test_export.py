@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tracemalloc
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from episodes.formats.importer import import_episodes
 from episodes.formats.recording import ImportMapping
 from episodes.formats.to_lerobot import write_lerobot
 from episodes.outcomes.rewards import rewarded
-from episodes.schema import Episode, EpisodeError
+from episodes.schema import CorruptEpisode, Episode, EpisodeError
 from episodes.store import EpisodeStore
+from sims.errors import is_disk_full
 from tests.episodes.episode_examples import make_episode
 from vla_rl.cli.main import main
 
@@ -166,6 +168,28 @@ def test_a_video_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     file.symlink_to(tmp_path / "missing" / "file")
     with pytest.raises(EpisodeError, match=r"file-000\.mp4: ffmpeg could not write it: .*No such file or directory"):
         write_lerobot((store.read(entry.id) for entry in store.select()), tmp_path / "out")
+
+
+def test_a_full_disk_that_ffmpeg_meets_is_said_so(tmp_path: Path) -> None:
+    store = recorded(tmp_path / "store")
+    file = tmp_path / "out/videos/observation.images.front/chunk-000/file-000.mp4"
+    file.parent.mkdir(parents=True)
+    file.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        write_lerobot((store.read(entry.id) for entry in store.select()), tmp_path / "out")
+    assert is_disk_full(caught.value)
+
+
+@pytest.mark.parametrize("format", ["lerobot", "lerobot-images", "robomimic", "mcap"])
+def test_an_export_that_fails_leaves_nothing_under_its_name(tmp_path: Path, format: ExportFormat) -> None:
+    """The last episode cannot be read: what was written before is no complete export."""
+    store = recorded(tmp_path / "store")
+    with open(store.file(store.select()[-1].id), "r+b") as file:
+        file.seek(-200, os.SEEK_END)
+        file.write(b"damaged")
+    with pytest.raises(CorruptEpisode):
+        export_episodes(store, tmp_path / "out.hdf5", format)
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

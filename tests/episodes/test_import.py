@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -241,12 +243,12 @@ def test_seeds_of_several_imports_into_one_store_differ(tmp_path: Path) -> None:
 def test_importing_again_adds_only_what_is_new(tmp_path: Path) -> None:
     source, store = robomimic(tmp_path / "low_dim.hdf5"), EpisodeStore(tmp_path / "store", create=True)
     mapping = ImportMapping(state=("robot0_eef_pos",), instruction="lift it")
-    assert import_episodes(source, store, mapping) == {"episodes": 2, "successes": 1, "present": 0}
+    assert import_episodes(source, store, mapping) == {"episodes": 2, "successes": 1, "present": 0, "skipped": []}
     with h5py.File(moved := source.rename(tmp_path / "moved.hdf5"), "a") as file:
         for name, array in file["data/demo_0/obs"].items():
             file[f"data/demo_2/obs/{name}"] = array[:]
         file["data/demo_2/actions"] = 0.5 * file["data/demo_0/actions"][:]
-    assert import_episodes(moved, store, mapping) == {"episodes": 1, "successes": 1, "present": 2}
+    assert import_episodes(moved, store, mapping) == {"episodes": 1, "successes": 1, "present": 2, "skipped": []}
     assert len(store.select()) == 3
 
 
@@ -274,6 +276,73 @@ def test_episodes_that_differ_from_those_in_the_store_are_refused(
     assert store.select() == before
 
 
+def damaged_robomimic(folder: Path) -> tuple[Path, dict[str, str]]:
+    """One without actions, one with too few images, one with NaN; and why they cannot be imported."""
+    with h5py.File(robomimic(folder / "demo.hdf5"), "a") as file:
+        for number in (2, 3, 4):
+            file.copy("data/demo_0", f"data/demo_{number}")
+        del file["data/demo_2/actions"], file["data/demo_3/obs/agentview_image"]
+        file["data/demo_3/obs/agentview_image"] = frames(0)[:-1]
+        file["data/demo_4/obs/robot0_eef_pos"][1] = np.nan
+    why = {"demo_2": "no actions", "demo_3": "has 4 steps for 5 actions", "demo_4": "is nan"}
+    return folder / "demo.hdf5", why
+
+
+def damaged_lerobot(folder: Path) -> tuple[Path, dict[str, str]]:
+    """One whose file is missing, one with an image that is none."""
+    root = lerobot_2(folder / "pusht")
+    table = parquet.read_table(root / "data/chunk-000/episode_000000.parquet").to_pydict()
+    table["episode_index"] = [3] * STEPS[0]
+    table["observation.images.top"][2]["bytes"] = b"no image"
+    write_parquet(root / "data/chunk-000/episode_000003.parquet", table)
+    with open(root / "meta/episodes.jsonl", "a") as file:
+        file.writelines(json.dumps({"episode_index": number}) + "\n" for number in (2, 3))
+    return root, {"episode 2": "is missing", "episode 3": "cannot be read"}
+
+
+@pytest.mark.parametrize("damaged", [damaged_robomimic, damaged_lerobot])
+def test_bad_episodes_are_left_out_where_asked_for_and_named(
+    tmp_path: Path, damaged: Callable[[Path], tuple[Path, dict[str, str]]]
+) -> None:
+    source, why = damaged(tmp_path)
+    command = [
+        sys.executable,
+        "-m",
+        "vla_rl.cli",
+        "data",
+        "import",
+        str(tmp_path / "store"),
+        "--source",
+        str(source),
+        "--success",
+        "none",
+    ]
+    command += ["--instruction", "lift"]
+    if damaged is damaged_robomimic:
+        command += ["--state", "robot0_eef_pos", "--camera", "a=agentview_image"]
+    else:
+        command += ["--state", "observation.state", "--camera", "a=observation.images.top"]
+        command += ["--action-low", "0", "--action-high", "512"]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2 and "give --skip-bad" in refused.stderr
+    done = subprocess.run([*command, "--skip-bad", "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["episodes"], result["present"]) == (0, 2)  # those before the bad one were imported already
+    assert [one["episode"].rpartition(": ")[2] for one in result["skipped"]] == list(why)
+    assert all(text in one["reason"] for one, text in zip(result["skipped"], why.values(), strict=True))
+    told = subprocess.run([*command, "--skip-bad"], capture_output=True, text=True, check=False).stdout
+    assert all(name in told and text in told for name, text in why.items())
+
+
+def test_a_source_of_bad_episodes_alone_is_refused(tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path / "store", create=True)
+    with pytest.raises(EpisodeError, match=r"none of 2 episodes can be imported: demo.hdf5: demo_0 has no 'x'"):
+        import_episodes(
+            robomimic(tmp_path / "demo.hdf5"), store, ImportMapping(state=("x",), instruction="lift"), skip_bad=True
+        )
+
+
 def test_cut_and_deleted_episodes_are_not_imported_again(tmp_path: Path) -> None:
     source, store = robomimic(tmp_path / "low_dim.hdf5"), EpisodeStore(tmp_path / "store", create=True)
     mapping = ImportMapping(state=("robot0_eef_pos",), instruction="lift it")
@@ -281,11 +350,11 @@ def test_cut_and_deleted_episodes_are_not_imported_again(tmp_path: Path) -> None
     trimmed, deleted = (entry.id for entry in store.select())
     store.trim(trimmed, 1, 3, author="test")
     store.delete(deleted, author="test")
-    assert import_episodes(source, store, mapping) == {"episodes": 0, "successes": 0, "present": 2}
+    assert import_episodes(source, store, mapping) == {"episodes": 0, "successes": 0, "present": 2, "skipped": []}
     assert [(entry.id, entry.steps) for entry in store.select()] == [(trimmed, 2)]
     store.undo(trimmed, author="test")
     store.split(trimmed, 2, author="test")
-    assert import_episodes(source, store, mapping) == {"episodes": 0, "successes": 0, "present": 2}
+    assert import_episodes(source, store, mapping) == {"episodes": 0, "successes": 0, "present": 2, "skipped": []}
 
 
 def test_without_rewards_a_demonstration_is_a_success_and_images_can_be_flipped(tmp_path: Path) -> None:

@@ -185,6 +185,25 @@ def test_failed_worker_is_replaced(fault: str, cause: str, message: str) -> None
         assert env.observe().state[:, 1].tolist() == [4, 1]
 
 
+def test_a_failed_environment_is_restored_as_failed() -> None:
+    """Its actions so far would give an environment that goes on as if its worker had not failed."""
+    with pool(num_envs=2, fault="raise", workers=QUICK) as env:
+        env.reset(start=starts(1, FAULT_SEED + 2))
+        env.advance(UP.expand(2, 3, 2), 1.0)
+        failed, running = env.capture([1])[0], env.capture([0])[0]
+        env.reset(start=[failed, running])
+        restored = env.capture([0])[0]
+        assert (restored.seed, restored.snapshot is not None and restored.snapshot.shape) == (failed.seed, (0, 0))
+        assert env.observe().images.amax(dim=(1, 2, 3, 4)).tolist() == [0, 3]
+        chunk = env.advance(UP.expand(2, 1, 2), 1.0)
+        assert chunk.valid.tolist() == [False, True]
+        assert chunk.truncated.tolist() == [True, False]
+        assert chunk.num_executed.tolist() == [0, 1]
+        env.reset([0], start=starts(4))
+        assert env.advance(UP.expand(2, 1, 2), 1.0).valid.all()
+        assert len(env.failures) == 1
+
+
 def test_failing_observation_makes_the_chunk_invalid() -> None:
     with pool(num_envs=2, fault="observe", workers=QUICK) as env:
         env.reset(start=starts(1, FAULT_SEED + 2))

@@ -57,6 +57,20 @@ def test_within_bounds_and_from_the_seed_alone(seed: int) -> None:
         np.testing.assert_array_equal(value, again[name])
 
 
+def test_friction_of_explicit_contact_pairs_changes_by_the_same_factor() -> None:
+    model = mujoco.MjModel.from_xml_string(
+        """<mujoco><worldbody><geom name="floor" type="plane" size="1 1 .1" friction="1 .01 .001"/>
+        <body pos="0 0 .5"><freejoint/><geom name="ball" size=".1"/></body></worldbody>
+        <contact><pair geom1="floor" geom2="ball" friction="2 3 .04 .005 .006"/></contact></mujoco>"""
+    )
+    randomized = RandomizedModel(model, MujocoRandomization(friction=0.5))
+    for seed in (3, 4):
+        randomized.draw(seed)
+        factor = model.geom_friction[0, 0]
+        assert factor != 1.0
+        np.testing.assert_allclose(model.pair_friction, [factor * np.array([2, 3, 0.04, 0.005, 0.006])], rtol=1e-12)
+
+
 def test_the_pose_in_which_an_episode_has_left_a_body_does_not_matter() -> None:
     """Libraries place bodies without joints by writing their poses at a reset, after the draw."""
     model = mujoco.MjModel.from_xml_string(

@@ -113,6 +113,8 @@ class Import:
     """of all cameras, in pixels; images keep their proportions, borders are black (default: as recorded)"""
     success: str = "recorded"
     """recorded (without rewards: at the end), end, none, or a rule such as next.reward>=0.95"""
+    skip_bad: bool = False
+    """leave out episodes that cannot be imported, and list them with the reasons"""
     json: Json = False
 
     def run(self) -> Result:
@@ -136,10 +138,13 @@ class Import:
             image_size=self.image_size,
             success=parse_success(self.success),
         )
-        result = import_episodes(self.source, EpisodeStore(self.path, create=True), mapping)
+        store = EpisodeStore(self.path, create=True)
+        result = import_episodes(self.source, store, mapping, skip_bad=self.skip_bad)
         present = f", {result['present']} were there already" if result["present"] else ""
         imported = f"{result['episodes']} episodes imported, {result['successes']} of them successes{present}"
-        return Result(result, f"{self.path}: {imported}")
+        skipped = result["skipped"]
+        left_out = [f"{len(skipped)} left out:", *(f"{one['episode']}: {one['reason']}" for one in skipped)]
+        return Result(result, "\n".join([f"{self.path}: {imported}", *(left_out if skipped else [])]))
 
 
 @dataclass(frozen=True)
