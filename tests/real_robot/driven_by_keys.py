@@ -19,7 +19,8 @@ class PrintingServos(SimulatedServos):
     """Prints the first joint's goal [degrees]."""
 
     def send_action(self, action: dict[str, float]) -> dict[str, float]:
-        print(f"sent {action['shoulder_pan.pos']:.4f}", flush=True)
+        sys.stdout.write(f"\nsent {action['shoulder_pan.pos']:.4f}\n")  # one write: another thread prints too
+        sys.stdout.flush()
         return super().send_action(action)
 
 
