@@ -188,20 +188,20 @@ def our_acted(size: Size, seed: int, steps: int) -> TimedLearner:
 
 
 def our_offline(method: str, size: Size, seed: int, data: Entries, updates: int) -> tuple[float, Timed]:
-    made = our_learner(method, size, seed, updates)
-    made.demonstrations = replayed(data, seed)
+    made = our_prepared(method, size, seed, data, updates)
     made.iterate()
     made.env.close()
     return mean_return(our_action(made)), made.timed
 
 
-def replayed(data: Entries, seed: int) -> Replay:
-    held = Replay(
+def our_prepared(method: str, size: Size, seed: int, data: Entries, updates: int) -> TimedLearner:
+    made = our_learner(method, size, seed, updates)
+    made.demonstrations = Replay(
         data.inputs, (1, data.action.shape[-1]), streams=1, capacity=len(data), gamma=GAMMA, seed=seed,
         device=torch.device("cpu"),
     )  # fmt: skip
-    held.extend(dataclasses.replace(data, reward=OFFLINE_REWARD_SCALE * data.reward))
-    return held
+    made.demonstrations.extend(dataclasses.replace(data, reward=OFFLINE_REWARD_SCALE * data.reward))
+    return made
 
 
 # -- theirs -----------------------------------------------------------------------------------------------------------
@@ -242,23 +242,24 @@ def their_algorithm(method: str, size: Size) -> Any:
     ).create(device="cpu")  # fmt: skip
 
 
-def their_set(data: Entries) -> d3rlpy.dataset.MDPDataset:
+def their_offline(method: str, size: Size, seed: int, data: Entries, updates: int) -> tuple[float, Timed]:
+    algorithm, timed = their_trained(method, size, seed, data, updates)
+    return mean_return(lambda state: algorithm.predict(state[None].astype(np.float32))[0]), timed
+
+
+def their_trained(method: str, size: Size, seed: int, data: Entries, updates: int) -> tuple[Any, Timed]:
+    d3rlpy.seed(seed)
     real = data.num_executed > 0
     ends = torch.cat(
         [data.num_executed[1:] == 0, torch.ones(1, dtype=torch.bool)]
     )  # the next one is a last observation
-    return d3rlpy.dataset.MDPDataset(
+    set_ = d3rlpy.dataset.MDPDataset(
         observations=data.inputs.features[real].numpy(),  # type: ignore[attr-defined]
         actions=data.action[real][:, 0].numpy(),
         rewards=OFFLINE_REWARD_SCALE * data.reward[real].numpy(),
         terminals=data.terminated[real].numpy(),
         timeouts=ends[real].numpy(),
     )
-
-
-def their_offline(method: str, size: Size, seed: int, data: Entries, updates: int) -> tuple[float, Timed]:
-    d3rlpy.seed(seed)
-    set_ = their_set(data)
     algorithm = their_algorithm(method, size)
     algorithm.build_with_dataset(set_)
     began = time.process_time()
@@ -266,8 +267,7 @@ def their_offline(method: str, size: Size, seed: int, data: Entries, updates: in
         set_, n_steps=updates, n_steps_per_epoch=updates, show_progress=False, logger_adapter=NoopAdapterFactory(),
         save_interval=updates + 1,
     )  # fmt: skip
-    timed = Timed(time.process_time() - began, updates)
-    return mean_return(lambda state: algorithm.predict(state[None].astype(np.float32))[0]), timed
+    return algorithm, Timed(time.process_time() - began, updates)
 
 
 # -- both -------------------------------------------------------------------------------------------------------------
@@ -332,35 +332,24 @@ def operation_rows(data: Entries) -> list[Row]:
     """Of the mean of two updates: TD3's actor is updated every other time."""
     rows = []
     for method in OURS:
-        ours, theirs = our_operations(method, data), their_operations(method, data)
+        made = our_acted(TIMED, 0, WARMUP) if method == "SAC" else our_prepared(method, TIMED, 0, data, 2)
+        ours = operations(lambda made=made: [made._update() for _ in range(2)])  # type: ignore[misc]
+        made.env.close()
+        if method == "SAC":
+            model = their_acted(TIMED, 0, WARMUP + 2)
+            theirs = operations(lambda model=model: model.train(2, TIMED.batch))  # type: ignore[misc]
+        else:
+            theirs = operations(lambda method=method: their_trained(method, TIMED, 0, data, 2))  # type: ignore[misc]
         rows.append(
             row(f"{method}, {OPERATIONS}", ours, "1", ratio=ours / theirs, against=peer_of(method), theirs=theirs)
         )
     return rows
 
 
-def our_operations(method: str, data: Entries) -> float:
-    if method == "SAC":
-        made = our_acted(TIMED, 0, WARMUP)
-    else:
-        made = our_learner(method, TIMED, 0, 2)
-        made.demonstrations = replayed(data, 0)
+def operations(two_updates: Callable[[], object]) -> float:
+    """Floating-point operations of the matrix products of one of them."""
     with FlopCounterMode(display=False) as counted:
-        for _ in range(2):
-            made._update()
-    made.env.close()
-    return counted.get_total_flops() / 2
-
-
-def their_operations(method: str, data: Entries) -> float:
-    if method == "SAC":
-        model = their_acted(TIMED, 0, WARMUP + 2)
-        with FlopCounterMode(display=False) as counted:
-            model.train(2, TIMED.batch)
-    else:
-        with FlopCounterMode(display=False) as counted:
-            their_offline(method, TIMED, 0, data, 2)
-
+        two_updates()
     return counted.get_total_flops() / 2
 
 
