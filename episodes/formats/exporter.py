@@ -30,8 +30,7 @@ def export_episodes(store: EpisodeStore, path: Path, format: ExportFormat) -> di
     """Every episode of ``store``, oldest first, with its labels; returns {episodes, steps}.
 
     Raises EpisodeError where ``path`` exists and, but for mcap, where an episode was not observed at every control
-    step or episodes differ in rate, cameras, image sizes or dimensions. ``path`` is made when all is
-    written.
+    step or episodes differ in rate, cameras, image sizes or dimensions. ``path`` is made when all is written.
     """
     entries = store.select()
     if not entries:

@@ -51,8 +51,8 @@ def _flat(name: str, file: Any) -> Iterator[Found]:
     if not len(ends):
         raise EpisodeError(f"{name}: neither terminals nor timeouts marks the end of an episode")
     for number, (first, last) in enumerate(zip([0, *(ends[:-1] + 1)], ends, strict=True)):
-        load = partial(_of_rows, f"{name}: episode {number}", file, slice(int(first), int(last) + 1))
-        yield Found(name=f"{name}: episode {number}", load=partial(load, terminated=bool(terminals[last])))
+        episode, rows = f"{name}: episode {number}", slice(int(first), int(last) + 1)
+        yield Found(name=episode, load=partial(_of_rows, episode, file, rows, terminated=bool(terminals[last])))
 
 
 def _of_rows(name: str, file: Any, rows: slice, *, terminated: bool) -> Recording:
@@ -71,8 +71,9 @@ def _of_rows(name: str, file: Any, rows: slice, *, terminated: bool) -> Recordin
 
 
 def _minari(name: str, file: Any) -> Iterator[Found]:
-    for episode in sorted(file, key=lambda key: int(key.rpartition("_")[2])):
-        yield Found(name=f"{name}: {episode}", load=partial(_of_group, f"{name}: {episode}", file[episode]))
+    for key in sorted(file, key=lambda key: int(key.rpartition("_")[2])):
+        episode = f"{name}: {key}"
+        yield Found(name=episode, load=partial(_of_group, episode, file[key]))
 
 
 def _of_group(name: str, group: Any) -> Recording:
