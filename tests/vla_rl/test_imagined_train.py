@@ -321,6 +321,17 @@ def test_an_imagined_episode_that_is_cut_off_may_not_count_as_failed(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("setting", ["imagination.observe_every", "start.observe_every"])
+def test_observations_that_do_not_meet_the_ends_of_chunks_are_refused(
+    setting: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", str(config), "--run-dir", str(tmp_path / "run"), f"--{setting}", "3"])
+    assert stopped.value.code == 2
+    assert f"{setting} must divide imagination.model.dynamics.action_horizon (8), got 3" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_imagined_episodes_are_halved_for_every_missed_threshold(config: Path) -> None:
     imagination = load_config(Experiment, config).imagination
     assert imagination is not None

@@ -59,7 +59,8 @@ class EvaluationThresholds:
 @dataclass(frozen=True, kw_only=True)
 class ImaginationConfig:
     """``imagine_every``: the world model is fitted and trained in every so many ``rounds``. ``real_episodes``: recorded
-    with the exploring policy at the start of each round, observed every ``observe_every`` control steps.
+    with the exploring policy at the start of each round, observed every ``observe_every`` control steps (a divisor of
+    the world model's action horizon).
     ``demonstrations``: the world model is fitted to those that the run starts from too; since all of them succeed, a
     model fitted mostly to them overestimates success. ``perturbed_chunks``: share of the recorded chunks to which one
     offset is added, drawn per dimension with the std ``perturbation`` (of the action range's half).

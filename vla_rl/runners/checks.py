@@ -30,7 +30,7 @@ from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.registry import AnyAlgorithmConfig, build_algorithm
 from vla_rl.config.experiment import Experiment, FromBundle, Imitation
-from vla_rl.config.imagination import WorldModelConfig
+from vla_rl.config.imagination import ImaginationConfig, WorldModelConfig
 from vla_rl.rewards.registry import ClassifierConfig, OutcomeConfig, with_reward
 from vla_rl.rollouts.collector import Collector
 from vla_rl.runners.demonstrations import check_demonstrated
@@ -80,6 +80,7 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
             _check_warm_up(experiment.algorithm, env.spec.num_envs)
         if (imagination := experiment.imagination) is not None:
             _check_imagined_time_limit(experiment.algorithm)
+            _check_observed_chunks(experiment.start, imagination)
             check_stores(imagination.stores, env.spec, "imagination.stores")
             with naming("imagination.stores"):
                 check_tasks([one for path in imagination.stores for one in EpisodeStore(path).select()], env.spec)
@@ -250,6 +251,20 @@ def _check_imagined_time_limit(algorithm: AnyAlgorithmConfig) -> None:
             "'algorithm.time_limit' must be bootstrap with imagination, got failure: imagined episodes are cut off by "
             "branch_steps, max_error and missed thresholds too, where the task goes on"
         )
+
+
+def _check_observed_chunks(start: Imitation | FromBundle, imagination: ImaginationConfig) -> None:
+    """UserError where the run would record hardly any observations a whole chunk of the world model apart."""
+    horizon = imagination.model.dynamics.action_horizon
+    recorded = {"imagination.observe_every": imagination.observe_every}
+    if isinstance(start, Imitation) and start.store is None and imagination.demonstrations:
+        recorded["start.observe_every"] = start.observe_every
+    for setting, every in recorded.items():
+        if horizon % every:
+            raise UserError(
+                f"{setting} must divide imagination.model.dynamics.action_horizon ({horizon}), got {every}: imagined "
+                f"episodes are predicted {horizon} control steps at a time"
+            )
 
 
 def _check_world_model(config: WorldModelConfig, policy: Policy) -> None:

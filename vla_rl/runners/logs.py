@@ -88,6 +88,7 @@ def recorded_spec(experiment: Experiment) -> EnvSpec:
     entries = clips["all"].entries
     tasks = tuple(dict.fromkeys(entry.task for entry in entries))
     Keyframes(clips["fit"], model.keyframes, tasks=tasks)
+    clips["fit"].check_full_gaps()
     return EnvSpec(
         name="recorded episodes",
         num_envs=model.imagined_env.num_envs,

@@ -4,7 +4,9 @@
     a clip of 2:                   ^ start  ^  ^     actions 8..15, then 16..17; previous = a chunk before the start
 
 Where an episode was observed more often than once per chunk, some gaps are drawn shorter, so that a model is fitted to
-every length in 1..H. Clips that reach the end of an episode are padded with length 0.
+every length in 1..H. Clips that reach the end of an episode are padded with length 0. Where the steps between
+observations do not divide H, hardly any gap is H long, the length that imagined episodes are made of: episodes for a fit
+are checked for that (``check_full_gaps``).
 
 Labels on episodes count, as for success classifiers (``labelled_success``). An episode that is labelled a failure shows
 no success; where the environment ended it, it failed there.
@@ -30,6 +32,7 @@ from world_models.data.clip import FAILED, RUNNING, SUCCESS, Clip, Part, Recorde
 from world_models.world_model import WorldModelError
 
 FULL_LENGTH_SHARE = 0.6  # of gaps that are as long as possible
+REACHING_SHARE = 0.5  # of observations; see check_full_gaps
 
 
 class ClipSampler:
@@ -176,6 +179,18 @@ class ClipSampler:
     def has_next(self, index: Int[np.ndarray, " B"]) -> Bool[np.ndarray, " B"]:
         """Whether another observation follows these."""
         return self._to_end[index] > 0
+
+    def check_full_gaps(self) -> None:
+        """WorldModelError unless REACHING_SHARE of the observations with at least ``action_horizon`` control steps left
+        are followed by one exactly so many steps later."""
+        horizon = self.action_horizon
+        reaches = np.concatenate([np.isin(s[s + horizon <= s[-1]] + horizon, s) for s in self._steps])
+        if len(reaches) and reaches.mean() < REACHING_SHARE:
+            raise WorldModelError(
+                f"only {reaches.mean():.0%} of the recorded observations are followed by one {horizon} control steps "
+                "later, which the world model predicts in imagined episodes: record with an observe_every that divides "
+                f"{horizon}, or set imagination.model.dynamics.action_horizon to a multiple of the steps between them"
+            )
 
     def at(self, index: Int[np.ndarray, " B"], chunks: int, rng: np.random.Generator) -> Clip:
         """Clips that start at these observations."""
