@@ -184,7 +184,7 @@ def test_observations_that_are_hardly_ever_a_chunk_apart_are_refused(every: int,
     full = (clips.draw(np.random.default_rng(0), 400, 1).length == H).float().mean()
     if every == 3:
         assert full < 0.1
-        with pytest.raises(WorldModelError, match=r"observations are followed by one 4 .* an observe_every that divides 4"):
+        with pytest.raises(WorldModelError, match=r"are followed by one 4 .* an observe_every that divides 4"):
             clips.check_full_gaps()
     else:
         assert full > 0.4

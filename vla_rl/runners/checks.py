@@ -26,6 +26,7 @@ from sims.errors import UserError
 from sims.registry import evaluation_starts, splits, with_split
 from sims.vector_env import EnvSpec, Observation, StartState, Step, VectorEnv
 from vla_rl.algorithms.bc import BCConfig
+from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.registry import AnyAlgorithmConfig, build_algorithm
@@ -38,6 +39,7 @@ from vla_rl.runners.imitation import SUCCESSES, recorded_robot
 from vla_rl.runs.metrics import check_wandb
 from vla_rl.runs.progress import console
 from vla_rl.runs.run_dir import experiment_device
+from world_models.imagined_env import ImaginedEnvConfig
 from world_models.registry import build_world_model
 from world_models.reward_model import RewardModel
 
@@ -79,7 +81,7 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
         if isinstance(experiment.algorithm, OffPolicyConfig):
             _check_warm_up(experiment.algorithm, env.spec.num_envs)
         if (imagination := experiment.imagination) is not None:
-            _check_imagined_time_limit(experiment.algorithm)
+            _check_imagined_time_limit(experiment.algorithm, imagination.model.imagined_env)
             _check_observed_chunks(experiment.start, imagination)
             check_stores(imagination.stores, env.spec, "imagination.stores")
             with naming("imagination.stores"):
@@ -244,13 +246,24 @@ def _check_bc(policy: Policy, config: BCConfig, setting: str) -> None:
             raise UserError(f"matrix_groups: no parameter group {unknown[0]!r}; there are: {', '.join(groups)}")
 
 
-def _check_imagined_time_limit(algorithm: AnyAlgorithmConfig) -> None:
+def _check_imagined_time_limit(algorithm: AnyAlgorithmConfig, imagined_env: ImaginedEnvConfig) -> None:
     """UserError where episodes count as failed that imagination cut off before the task's time limit."""
     if isinstance(algorithm, PPOConfig) and algorithm.time_limit == "failure":
         raise UserError(
             "'algorithm.time_limit' must be bootstrap with imagination, got failure: imagined episodes are cut off by "
             "branch_steps, max_error and missed thresholds too, where the task goes on"
         )
+    for setting in ("branch_steps", "max_error") if needs_whole_episodes(algorithm) else ():
+        if (value := getattr(imagined_env, setting)) is not None:
+            raise UserError(
+                f"imagination.model.imagined_env.{setting} must be null with algorithm grpo, got {value}: it compares "
+                "outcomes, and episodes that are cut off have none; set it to null, or choose algorithm ppo"
+            )
+
+
+def needs_whole_episodes(algorithm: AnyAlgorithmConfig) -> bool:
+    """Whether an episode that is cut off, where the task goes on, would count as failed."""
+    return isinstance(algorithm, GRPOConfig)
 
 
 def _check_observed_chunks(start: Imitation | FromBundle, imagination: ImaginationConfig) -> None:

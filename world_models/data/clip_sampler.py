@@ -5,8 +5,8 @@
 
 Where an episode was observed more often than once per chunk, some gaps are drawn shorter, so that a model is fitted to
 every length in 1..H. Clips that reach the end of an episode are padded with length 0. Where the steps between
-observations do not divide H, hardly any gap is H long, the length that imagined episodes are made of: episodes for a fit
-are checked for that (``check_full_gaps``).
+observations do not divide H, hardly any gap is H long, the length that imagined episodes are made of: episodes for a
+fit are checked for that (``check_full_gaps``).
 
 Labels on episodes count, as for success classifiers (``labelled_success``). An episode that is labelled a failure shows
 no success; where the environment ended it, it failed there.
@@ -262,6 +262,10 @@ class ClipSampler:
             instruction=self._instructions[self._episode[index]],
             status=torch.from_numpy(self._status[index]),
         )
+
+    def of_episode(self, episode: int) -> Int[np.ndarray, " L"]:
+        """Indices of an episode's observations."""
+        return self._first[episode] + np.arange(len(self._steps[episode]))
 
     def first_of_episode(self, index: Int[np.ndarray, " B"]) -> Int[np.ndarray, " B"]:
         """Indices of the first observations of these observations' episodes."""
