@@ -6,7 +6,8 @@ world model -> evaluate it -> train in imagined episodes -> validate in the real
 The algorithm is the one that would run in the simulator. Every real control step is counted, those of validation too.
 For every threshold that the world model's evaluation misses, or does not measure, imagined episodes are halved, and
 once more where its images are no better than a copy of the first one; below ``stop_below_auc`` nothing is trained in
-it, nor by GRPO, which needs whole episodes, where anything is missed. The run ships the policy with the best validation.
+it, nor by GRPO, which needs whole episodes, where anything is missed. The run ships the policy with the best
+validation.
 """
 
 from __future__ import annotations
