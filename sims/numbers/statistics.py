@@ -97,6 +97,13 @@ def auc_interval(
     return bootstrap_interval(np.array([auc_within_tasks(score[one], truth[one], task[one]) for one in drawn]))
 
 
+def rate_difference_within_tasks(a: Bool[Tensor, " N"], b: Bool[Tensor, " N"], task: Int[Tensor, " N"]) -> float:
+    """Absolute difference of the rates of ``a`` and ``b`` in a task, mean over tasks by their entries: what one task
+    has too much of does not make up for what another lacks."""
+    gaps = [(a[task == one].float() - b[task == one].float()).sum().abs() for one in task.unique()]
+    return (torch.stack(gaps).sum() / len(task)).item()
+
+
 def length_matched_auc(
     curve: Float[Tensor, "N steps"],
     truth: Bool[Tensor, " N"],

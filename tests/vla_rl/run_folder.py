@@ -108,6 +108,7 @@ def make_imagined_run(path: Path) -> Path:
             "success_auc_interval": [area - 0.05, area + 0.05],
             "imagined_success": 0.45,
             "true_success": 0.5,
+            "delta_success": 0.05,
             "imagined_minus_true_interval": [-0.12, 0.02],
             "horizons": [1, 8],
             "psnr": [24.0, 22.0],

@@ -21,6 +21,7 @@ def run_of(success: Sequence[float], steps: float = 10_000.0) -> RunData:
         config_text="",
         settings={},
         metrics=metrics,
+        iterations=len(metrics),
         imitation=(),
         result={},
         command="",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,22 @@ from sims.registry import make_env
 from sims.vector_env import Observation, StartState, VectorEnv
 from tests.vla_rl.command import vla_rl
 from tests.worlds import ChainEnv
+from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.cli.main import main
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.imagination import EvaluationThresholds, ImaginationConfig
 from vla_rl.config.loader import load_config
-from vla_rl.runners.imagination import Perturbed, Rounds, Validated, branch_steps, misled
+from vla_rl.runners.imagination import (
+    Perturbed,
+    Rounds,
+    Validated,
+    branch_steps,
+    misled,
+    missed,
+    not_measured,
+    refusal,
+)
 from vla_rl.runners.observe_every import ObserveEvery
 from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips
 from vla_rl.runners.world_model_videos import recorded_chunks, replayed_chunks
@@ -321,6 +333,17 @@ def test_an_imagined_episode_that_is_cut_off_may_not_count_as_failed(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("setting", ["imagination.observe_every", "start.observe_every"])
+def test_observations_that_do_not_meet_the_ends_of_chunks_are_refused(
+    setting: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", str(config), "--run-dir", str(tmp_path / "run"), f"--{setting}", "3"])
+    assert stopped.value.code == 2
+    assert f"{setting} must divide imagination.model.dynamics.action_horizon (8), got 3" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_imagined_episodes_are_halved_for_every_missed_threshold(config: Path) -> None:
     imagination = load_config(Experiment, config).imagination
     assert imagination is not None
@@ -334,9 +357,37 @@ def test_imagined_episodes_are_halved_for_every_missed_threshold(config: Path) -
     assert branch_steps(good | matched, thresholds, 64, 100) == 32
     assert branch_steps(good | {"copy_psnr": [20.0, 20.5]}, thresholds, 64, 100) == 32
     assert branch_steps(good | {"success_auc": 0.7, "hallucinated_success": 0.5}, thresholds, 64, 100) == 16
-    assert branch_steps(good | {"hallucinated_success": None}, thresholds, 64, 100) == 64
+    unmeasured = good | {"hallucinated_success": None}
+    assert branch_steps(unmeasured, thresholds, 64, 100) == 32
+    assert missed(unmeasured, thresholds) == not_measured(unmeasured) == ["hallucinated_success"]
+    assert missed(unmeasured, replace(thresholds, max_hallucinated=1.0)) == []  # whatever it were
+    assert not_measured(good) == []
     for configured, longest in ((8, 100), (None, 8)):  # shorter than what halving stops at: not lengthened
         assert branch_steps(good | {"success_auc": 0.7}, thresholds, configured, longest) == 8
+
+
+def test_grpo_is_not_trained_in_episodes_that_are_cut_off(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would count them as failed; PPO bootstraps there."""
+    thresholds = EvaluationThresholds()
+    good = {"success_auc": 0.99, "hallucinated_success": 0.0, "delta_success": 0.05}
+    good |= {"psnr": [30.0], "copy_psnr": [20.0]}
+    poor = good | {"hallucinated_success": 0.5}
+    assert refusal(good, thresholds, GRPOConfig()) is refusal(poor, thresholds, PPOConfig()) is None
+    why = refusal(poor, thresholds, GRPOConfig())
+    assert why is not None
+    assert "it misses hallucinated_success, which would halve imagined episodes" in why
+    for algorithm in (GRPOConfig(), PPOConfig()):
+        assert "below stop_below_auc (0.6)" in str(refusal(good | {"success_auc": 0.5}, thresholds, algorithm))
+    grpo = tmp_path / "grpo.yaml"
+    grpo.write_text(f"extends: {config}\nalgorithm: {{name: grpo, iterations: 1, groups: 1, group_size: 2}}\n")
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", str(grpo), "--run-dir", str(tmp_path / "run")])
+    assert stopped.value.code == 2
+    message = "imagination.model.imagined_env.branch_steps must be null with algorithm grpo, got 8"
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("matched", "overall"), [(0.0, 0.95), (1.0, 0.3)])

@@ -138,6 +138,26 @@ def test_what_halves_imagined_episodes_is_red_and_nothing_else(tmp_path: Path):
         assert shown in text, shown
 
 
+def test_what_was_not_measured_and_what_tasks_hide_from_each_other_is_red(tmp_path: Path):
+    run = make_imagined_run(tmp_path / "run")
+    stages = json.loads((run / "stages.json").read_text())
+    stages["evaluate_model_1"] |= {"hallucinated_success": None, "delta_success": 0.31, "recorded_auc": 0.88}
+    (run / "stages.json").write_text(json.dumps(stages))
+    text = write_report(run).read_text()
+    for shown in (
+        '<span class="bad">not measured</span>',
+        '<span class="good">5</span>',
+        '<span class="bad">31</span>',
+        '<td class="n">0.88</td>',
+    ):
+        assert shown in text, shown
+
+
+def test_iterations_in_imagination_count(tmp_path: Path):
+    run = make_imagined_run(tmp_path / "run")
+    assert read_run(run).iterations == summarize(run).iterations == 10
+
+
 def test_a_round_that_has_just_started(tmp_path: Path):
     run = make_imagined_run(tmp_path / "run")
     stages = json.loads((run / "stages.json").read_text())

@@ -205,6 +205,14 @@ def test_the_environments_cameras_are_predicted_whatever_a_store_holds(tmp_path:
     assert load_world_model(rounds.folder(0) / WORLD_MODEL_FILE).info.robot == dot_episodes.ROBOT
 
 
+def test_episodes_without_observations_a_chunk_apart_are_not_fitted_to(tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path / "store", create=True)
+    store.add_all(dot_episodes.episode(seed, every=3, drift=(0.6, -0.6, 0.1)[seed % 3]) for seed in range(30))
+    with pytest.raises(WorldModelError, match=r"control steps later, .* an observe_every that divides 4"):
+        fit_world_model(ONE_STEP, [store.path], tmp_path / "fit", seed=0)
+    assert not (tmp_path / "fit").exists()
+
+
 def test_calibration_episodes_have_the_cameras_of_the_model_in_its_order(tmp_path: Path) -> None:
     """The first store has none of them, and the second was recorded with another order."""
 

@@ -176,6 +176,27 @@ def test_one_observation_per_chunk_is_enough_and_fewer_are_refused(tmp_path: Pat
         ClipSampler([EpisodeStore(tmp_path / "chunked")], action_horizon=H - 1)
 
 
+@pytest.mark.parametrize("every", [1, 2, 3, 4])
+def test_observations_that_are_hardly_ever_a_chunk_apart_are_refused(every: int, tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path, create=True)
+    store.add_all(dot_episodes.episode(seed, every=every, steps=60) for seed in range(20))
+    clips = ClipSampler([store], action_horizon=H)
+    full = (clips.draw(np.random.default_rng(0), 400, 1).length == H).float().mean()
+    if every == 3:
+        assert full < 0.1
+        with pytest.raises(WorldModelError, match=r"are followed by one 4 .* an observe_every that divides 4"):
+            clips.check_full_gaps()
+    else:
+        assert full > 0.4
+        clips.check_full_gaps()
+
+
+def test_episodes_shorter_than_a_chunk_are_not_refused(tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path, create=True)
+    store.add_all(dot_episodes.episode(seed, steps=H - 1) for seed in range(3))
+    ClipSampler([store], action_horizon=H).check_full_gaps()
+
+
 def test_no_start_is_in_two_parts(tmp_path: Path) -> None:
     stores = [dot_episodes.store(tmp_path / "a", 40), dot_episodes.store(tmp_path / "b", 40)]
     names: tuple[Part, ...] = ("fit", "calibration", "held_out")

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from episodes.store import EpisodeStore
-from sims.numbers.statistics import THRESHOLD_LIMITS
+from sims.numbers.statistics import THRESHOLD_LIMITS, rate_difference_within_tasks
 from tests import dot_episodes
 from world_models.data.clip_sampler import ClipSampler
 from world_models.evaluation.action_sequences import recorded_sequences, startable, swapped_sequences
 from world_models.evaluation.evaluate import WorldModelEvaluation
-from world_models.evaluation.imagined_success import imagined_success, set_thresholds
+from world_models.evaluation.imagined_success import imagined_success, recorded_scores, set_thresholds
 from world_models.evaluation.open_loop import LOST_M, MOVED_M, open_loop_errors
+from world_models.training.reward_model import RewardModelFit, imagine_observations
 from world_models.world_model import WorldModelError
 
 
@@ -194,6 +195,66 @@ def test_a_success_is_compared_with_failures_of_its_task_alone(tmp_path: Path) -
     assert 0 < report["true_success"] < 1
     assert report["length_matched_pairs"] == 0
     assert report["success_auc"] is report["length_matched_auc"] is report["frozen_picture_auc"] is None
+    assert report["recorded_auc"] is report["recorded_auc_interval"] is None
+
+
+def test_too_much_success_in_a_task_does_not_make_up_for_too_little_in_another(tmp_path: Path) -> None:
+    """All of one task succeed, and none of the other; imagined success is as frequent, in whatever task."""
+    store = EpisodeStore(tmp_path, create=True)
+    for seed in range(24):
+        episode = dot_episodes.episode(seed, drift=(0.6, -0.6)[seed % 2])
+        store.add(dataclasses.replace(episode, task="right" if episode.succeeded else "left"))
+    clips = ClipSampler([store], action_horizon=4)
+    world, reward_model = dot_episodes.models()
+    world.fit_scales(*clips.statistics())
+    reward_model.failed_threshold.fill_(2.0)
+    set_thresholds(world, reward_model, clips, seed=0, reward_every=2)
+    evaluation = WorldModelEvaluation(reward_model=reward_model, clips=clips, reward_every=2, seed=0)
+    report = evaluation.report(world, env=None, no_action=None, locate=None, horizons=(1,), swaps=4)
+    assert report["imagined_success"] == pytest.approx(report["true_success"], abs=0.1)
+    assert report["delta_success"] > 0.3
+    truth, task = torch.tensor([True, True, False, False, False]), torch.tensor([0, 0, 1, 1, 1])
+    assert rate_difference_within_tasks(~truth, truth, task) == 1.0  # the pooled rates are .6 and .4
+    assert rate_difference_within_tasks(torch.tensor([False, True, True, False, False]), truth, task) == pytest.approx(
+        0.4
+    )
+
+
+def test_recorded_scores_are_those_of_the_recorded_observations(clips: ClipSampler) -> None:
+    """Of a chunk of 4, every three steps are steps 3 and 4; and the end counts."""
+    _, reward_model = dot_episodes.models()
+    reward_model.normalizer.fit(*clips.statistics()[:2])
+    reward_model.failed_threshold.fill_(2.0)
+    sequences = recorded_sequences(clips)
+    curve = recorded_scores(reward_model, clips, sequences, reward_every=3)
+    for row, sequence in zip(curve, sequences, strict=True):
+        index = clips.of_episode(sequence.episode)
+        shown, steps = clips.observations(index), clips.observation_steps(sequence.episode).tolist()
+        first = reward_model.encode(shown.images[:1], shown.state[:1], shown.instruction[:1]).expand(len(index), -1)
+        status = reward_model.classify(first, shown.images, shown.state, shown.instruction, strict=False)
+        probability = dict(zip(steps, status.probability.tolist(), strict=True))
+        due = [step for step in steps[1:] if step % 4 in (0, 3) or step == len(sequence.action)]
+        for t in range(len(sequence.action)):
+            until = next(step for step in due if step > t)
+            assert row[t] == pytest.approx(max(probability[step] for step in due if step <= until), abs=1e-6)
+        assert (row[len(sequence.action) :] == row[len(sequence.action) - 1]).all()
+
+
+def test_what_was_recorded_tells_the_dynamics_from_the_reward_model(clips: ClipSampler) -> None:
+    """A reward model that is right, and dynamics that show the first observation whatever is done."""
+    world, reward_model = dot_episodes.models()
+    world.fit_scales(*clips.statistics())
+    reward_model.normalizer.load_state_dict(world.normalizer.state_dict())
+    config = dataclasses.replace(reward_model.config, steps=80, imagined_share=0.0)
+    reward_model.config = config
+    imagined = imagine_observations(world, clips, config, count=8, seed=0)
+    dot_episodes.finish(RewardModelFit(reward_model, clips, imagined, seed=0))
+    evaluation = WorldModelEvaluation(reward_model=reward_model.eval(), clips=clips, reward_every=2, seed=0)
+    report = evaluation.report(world, env=None, no_action=None, locate=None, horizons=(1,), swaps=4)
+    assert report["recorded_auc"] > 0.95
+    assert report["length_matched_auc"] < 0.8
+    low, high = report["recorded_auc_interval"]
+    assert low <= report["recorded_auc"] <= high
 
 
 def test_the_report_has_every_figure_of_the_contract(clips: ClipSampler) -> None:

@@ -44,7 +44,8 @@ class WorldModelConfig:
 @dataclass(frozen=True, kw_only=True)
 class EvaluationThresholds:
     """What the world model's evaluation must reach; for every miss, imagined episodes are halved, and once more where
-    predicted images are no better than a copy of the first one.
+    predicted images are no better than a copy of the first one. What is not measured is missed. GRPO, which needs whole
+    episodes, is not trained in a world model with any miss.
 
     ``stop_below_auc``: below this AUC of success nothing is trained in the world model. AUCs are of length-matched
     pairs where there are 20 or more.
@@ -59,7 +60,8 @@ class EvaluationThresholds:
 @dataclass(frozen=True, kw_only=True)
 class ImaginationConfig:
     """``imagine_every``: the world model is fitted and trained in every so many ``rounds``. ``real_episodes``: recorded
-    with the exploring policy at the start of each round, observed every ``observe_every`` control steps.
+    with the exploring policy at the start of each round, observed every ``observe_every`` control steps (a divisor of
+    the world model's action horizon).
     ``demonstrations``: the world model is fitted to those that the run starts from too; since all of them succeed, a
     model fitted mostly to them overestimates success. ``perturbed_chunks``: share of the recorded chunks to which one
     offset is added, drawn per dimension with the std ``perturbation`` (of the action range's half).

@@ -51,7 +51,7 @@ def imagined_headline(result: Mapping[str, Any]) -> str:
         "figures are worth what the evaluation of the world model below is worth."
     )
     if not result["trained"]:
-        said += " It misses stop_below_auc: nothing was trained in it, and the policy is as cloned."
+        said += f" It misses {', '.join(result['missed'])}: nothing was trained in it, and the policy is as cloned."
     return f'<div class="cards">{"".join(cards)}</div><p class="lead">{said}</p>'
 
 
@@ -62,8 +62,23 @@ def _evaluation(run: RunData) -> str:
         return ""
     reports = list(evaluated.values())
     thresholds = {name: run.settings.get(f"imagination.thresholds.{name}") for name in THRESHOLDS}
+    head = _row("", "threshold", [f"round {number}" for number in evaluated])
+    note = (
+        "On held-out recorded episodes. Red misses its threshold, or does not measure it, which halves the imagined "
+        "episodes (GRPO trains nothing then); of the AUCs the colored one counts. The AUC by the recorded images is "
+        "what the reward model reaches without the dynamics."
+    )
+    table = "".join([head, *_figures(reports, thresholds)])
+    return (
+        '<div class="card"><h3>Evaluation of the world model</h3>'
+        f'<div class="wide"><table>{table}</table></div><p class="note">{note}</p></div>'
+    )
+
+
+def _figures(reports: Sequence[Mapping[str, Any]], thresholds: Mapping[str, float | None]) -> list[str]:
+    """A row of the table per figure, a cell per evaluation."""
     deepest = f"after {reports[0]['horizons'][-1]} chunks"
-    rows = [
+    return [
         _row(
             "hallucinated success (actions of another episode)",
             _limit("&le;", thresholds["max_hallucinated"], percent),
@@ -80,6 +95,11 @@ def _evaluation(run: RunData) -> str:
             [_auc(report, thresholds["min_success_auc"], "length_matched_auc") for report in reports],
         ),
         _row(
+            "the same by the recorded images",
+            "",
+            [_auc(report, None, "recorded_auc") for report in reports],
+        ),
+        _row(
             "AUC of imagined success",
             _limit("&ge;", thresholds["min_success_auc"], lambda value: f"{value:.2f}"),
             [_auc(report, thresholds["min_success_auc"], "success_auc") for report in reports],
@@ -90,6 +110,11 @@ def _evaluation(run: RunData) -> str:
             [_difference(report, thresholds["max_delta_success"]) for report in reports],
         ),
         _row(
+            "the same task by task, without sign [points]",
+            _limit("&le;", thresholds["max_delta_success"], lambda value: f"{100 * value:.0f}"),
+            [_task_difference(report, thresholds["max_delta_success"]) for report in reports],
+        ),
+        _row(
             f"PSNR {deepest}, of a copy of the first frame [dB]",
             "&gt; copy at every depth",
             [_psnr(one) for one in reports],
@@ -98,15 +123,6 @@ def _evaluation(run: RunData) -> str:
             f"object error {deepest}, of a copy [mm]", "", [_beside_copy(one, "object_error_m", 1e3) for one in reports]
         ),
     ]
-    head = _row("", "threshold", [f"round {number}" for number in evaluated])
-    note = (
-        "On held-out recorded episodes. Red misses its threshold, which halves the imagined episodes; of the AUCs the "
-        "colored one counts."
-    )
-    return (
-        '<div class="card"><h3>Evaluation of the world model</h3>'
-        f'<div class="wide"><table>{head}{"".join(rows)}</table></div><p class="note">{note}</p></div>'
-    )
 
 
 def _row(title: str, threshold: str, cells: Sequence[str]) -> str:
@@ -120,7 +136,7 @@ def _limit(sign: str, limit: float | None, show: Callable[[float], str]) -> str:
 def _hallucinated(report: Mapping[str, Any], limit: float | None) -> str:
     value = report["hallucinated_success"]
     if value is None:
-        return ABSENT
+        return _measured("not measured", None, _beyond(1.0, limit))
     return _measured(percent(value), _points(report.get("hallucinated_success_interval")), _beyond(value, limit))
 
 
@@ -132,16 +148,21 @@ def _controls(report: Mapping[str, Any]) -> str:
 
 def _auc(report: Mapping[str, Any], limit: float | None, name: str) -> str:
     value, ends = report.get(name), report.get(f"{name}_interval")
+    counts, short = name == deciding_auc(report), limit is not None and (value or 0.0) < limit
     if value is None:
-        return ABSENT
-    short = limit is not None and value < limit
-    counts = name == deciding_auc(report)
+        return _measured("not measured", None, short) if counts else ABSENT
     return _measured(f"{value:.2f}", ends and f"{ends[0]:.2f}, {ends[1]:.2f}", short if counts else None)
 
 
 def _difference(report: Mapping[str, Any], limit: float | None) -> str:
+    """Of all episodes, where what one task has too much of makes up for what another lacks."""
     value = report["imagined_success"] - report["true_success"]
     return _measured(signed(value), _points(report.get("imagined_minus_true_interval")), _beyond(abs(value), limit))
+
+
+def _task_difference(report: Mapping[str, Any], limit: float | None) -> str:
+    value = report["delta_success"]
+    return _measured(f"{100 * value:.0f}", None, _beyond(value, limit))
 
 
 def _beyond(value: float, limit: float | None) -> bool:

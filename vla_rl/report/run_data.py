@@ -11,7 +11,7 @@ from typing import Any
 from sims.config.yaml_tree import YamlError, read_tree
 from sims.errors import UserError
 from vla_rl.runs.failures import read_failures
-from vla_rl.runs.metrics import read_metrics
+from vla_rl.runs.metrics import count_iterations, read_metrics
 from vla_rl.runs.result import read_result, with_episodes
 from vla_rl.runs.run_dir import read_stages
 
@@ -44,7 +44,8 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """``settings``: the configuration as dotted keys. ``metrics``: one record per iteration.
+    """``settings``: the configuration as dotted keys. ``metrics``: one record per iteration in the simulator.
+    ``iterations``: recorded so far, in imagination too.
 
     ``failures``: simulator processes that were replaced. ``result``: result.json, empty until the run is complete.
     """
@@ -54,6 +55,7 @@ class RunData:
     config_text: str
     settings: Mapping[str, Any]
     metrics: Sequence[Mapping[str, Any]]
+    iterations: int
     imitation: Sequence[Mapping[str, Any]]
     result: Mapping[str, Any]
     command: str
@@ -78,11 +80,6 @@ class RunData:
     def compared(self) -> tuple[Rate | None, Rate | None]:
         """Before and after, as ``compare`` shows them: ``imagined`` where there is no simulator."""
         return self.before or self.imagined.get("before"), self.after or self.imagined.get("after")
-
-    @property
-    def iterations(self) -> int:
-        """Recorded so far, in imagination too."""
-        return len(self.metrics) + sum(len(one.metrics) for one in self.rounds)
 
     @property
     def stage_s(self) -> dict[str, float]:
@@ -120,6 +117,7 @@ def read_run(path: Path) -> RunData:
         config_text=_text(path / "config.yaml"),
         settings=_settings(path / "config.yaml"),
         metrics=read_metrics(path),
+        iterations=count_iterations(path),
         imitation=read_metrics(path / "imitation"),
         result=read_result(path),
         command=_text(path / "command.txt").strip(),

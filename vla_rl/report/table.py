@@ -81,7 +81,7 @@ def _imagined_line(result: Mapping[str, Any]) -> str:
         f"({_interval(before)}), {result['episodes']} held-out starts; no simulator was asked. The world model: AUC of "
         f"success {auc_text}, success of recorded actions {100 * off:.0f} points off"
     )
-    return line if result["trained"] else f"{line}. Below stop_below_auc, so the policy is as cloned"
+    return line if result["trained"] else f"{line}. It misses {', '.join(result['missed'])}, so the policy is as cloned"
 
 
 def comparison(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:

@@ -26,11 +26,12 @@ from sims.errors import UserError
 from sims.registry import evaluation_starts, splits, with_split
 from sims.vector_env import EnvSpec, Observation, StartState, Step, VectorEnv
 from vla_rl.algorithms.bc import BCConfig
+from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.registry import AnyAlgorithmConfig, build_algorithm
 from vla_rl.config.experiment import Experiment, FromBundle, Imitation
-from vla_rl.config.imagination import WorldModelConfig
+from vla_rl.config.imagination import ImaginationConfig, WorldModelConfig
 from vla_rl.rewards.registry import ClassifierConfig, OutcomeConfig, with_reward
 from vla_rl.rollouts.collector import Collector
 from vla_rl.runners.demonstrations import check_demonstrated
@@ -38,6 +39,7 @@ from vla_rl.runners.imitation import SUCCESSES, recorded_robot
 from vla_rl.runs.metrics import check_wandb
 from vla_rl.runs.progress import console
 from vla_rl.runs.run_dir import experiment_device
+from world_models.imagined_env import ImaginedEnvConfig
 from world_models.registry import build_world_model
 from world_models.reward_model import RewardModel
 
@@ -79,7 +81,8 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
         if isinstance(experiment.algorithm, OffPolicyConfig):
             _check_warm_up(experiment.algorithm, env.spec.num_envs)
         if (imagination := experiment.imagination) is not None:
-            _check_imagined_time_limit(experiment.algorithm)
+            _check_imagined_time_limit(experiment.algorithm, imagination.model.imagined_env)
+            _check_observed_chunks(experiment.start, imagination)
             check_stores(imagination.stores, env.spec, "imagination.stores")
             with naming("imagination.stores"):
                 check_tasks([one for path in imagination.stores for one in EpisodeStore(path).select()], env.spec)
@@ -243,13 +246,38 @@ def _check_bc(policy: Policy, config: BCConfig, setting: str) -> None:
             raise UserError(f"matrix_groups: no parameter group {unknown[0]!r}; there are: {', '.join(groups)}")
 
 
-def _check_imagined_time_limit(algorithm: AnyAlgorithmConfig) -> None:
+def _check_imagined_time_limit(algorithm: AnyAlgorithmConfig, imagined_env: ImaginedEnvConfig) -> None:
     """UserError where episodes count as failed that imagination cut off before the task's time limit."""
     if isinstance(algorithm, PPOConfig) and algorithm.time_limit == "failure":
         raise UserError(
             "'algorithm.time_limit' must be bootstrap with imagination, got failure: imagined episodes are cut off by "
             "branch_steps, max_error and missed thresholds too, where the task goes on"
         )
+    for setting in ("branch_steps", "max_error") if needs_whole_episodes(algorithm) else ():
+        if (value := getattr(imagined_env, setting)) is not None:
+            raise UserError(
+                f"imagination.model.imagined_env.{setting} must be null with algorithm grpo, got {value}: it compares "
+                "outcomes, and episodes that are cut off have none; set it to null, or choose algorithm ppo"
+            )
+
+
+def needs_whole_episodes(algorithm: AnyAlgorithmConfig) -> bool:
+    """Whether an episode that is cut off, where the task goes on, would count as failed."""
+    return isinstance(algorithm, GRPOConfig)
+
+
+def _check_observed_chunks(start: Imitation | FromBundle, imagination: ImaginationConfig) -> None:
+    """UserError where the run would record hardly any observations a whole chunk of the world model apart."""
+    horizon = imagination.model.dynamics.action_horizon
+    recorded = {"imagination.observe_every": imagination.observe_every}
+    if isinstance(start, Imitation) and start.store is None and imagination.demonstrations:
+        recorded["start.observe_every"] = start.observe_every
+    for setting, every in recorded.items():
+        if horizon % every:
+            raise UserError(
+                f"{setting} must divide imagination.model.dynamics.action_horizon ({horizon}), got {every}: imagined "
+                f"episodes are predicted {horizon} control steps at a time"
+            )
 
 
 def _check_world_model(config: WorldModelConfig, policy: Policy) -> None:

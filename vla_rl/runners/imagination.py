@@ -4,9 +4,10 @@ Each round: record episodes with the exploring policy -> clone their successes; 
 world model -> evaluate it -> train in imagined episodes -> validate in the real environment.
 
 The algorithm is the one that would run in the simulator. Every real control step is counted, those of validation too.
-For every threshold that the world model's evaluation misses, imagined episodes are halved, and once more where its
-images are no better than a copy of the first one; below ``stop_below_auc`` nothing is trained in it. The run ships the
-policy with the best validation.
+For every threshold that the world model's evaluation misses, or does not measure, imagined episodes are halved, and
+once more where its images are no better than a copy of the first one; below ``stop_below_auc`` nothing is trained in
+it, nor by GRPO, which needs whole episodes, where anything is missed. The run ships the policy with the best
+validation.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from episodes.recorder import RecordedEnv
@@ -28,11 +29,13 @@ from policies.device import CPU, Device, make_generator
 from policies.policy import Policy, RobotSpec
 from sims.devices.env_on_device import on_device
 from sims.numbers.seeding import spawn_seed
-from sims.numbers.statistics import wilson_interval
+from sims.numbers.statistics import rate_difference_within_tasks, wilson_interval
 from sims.starts import StartSequence
 from sims.vector_env import EnvSpec, Observation, StartState, VectorEnv
 from vla_rl.algorithms.bc import BCConfig
+from vla_rl.algorithms.registry import AnyAlgorithmConfig
 from vla_rl.config.imagination import EvaluationThresholds, ImaginationConfig, WorldModelConfig
+from vla_rl.runners.checks import needs_whole_episodes
 from vla_rl.runners.evaluate import Actor, PolicyActor, run_episodes, validate
 from vla_rl.runners.imitation import clone, cloning_source
 from vla_rl.runners.observe_every import ObserveEvery
@@ -45,6 +48,7 @@ from vla_rl.runners.world_model import (
     make_imagined_env,
     open_clips_for,
 )
+from vla_rl.runs.progress import console
 from vla_rl.runs.run_dir import Run
 from world_models.bundle import FittedWorldModel, check_robot, load_world_model
 from world_models.data.clip_sampler import ClipSampler
@@ -91,7 +95,9 @@ def improve_in_imagination(
             best = best.or_better(rounds.validate(f"validate_clone_{number}", latest))
         rounds.fit(number, best.bundle)
         report = rounds.evaluate(number)
-        if not misled(report, settings.thresholds):
+        if (why := refusal(report, settings.thresholds, run.experiment.algorithm)) is not None:
+            console.print(f"round {number}: nothing is trained in its world model: {why}")
+        else:
             trained = rounds.imagine(number, report, best.bundle, reinforce)
             best = best.or_better(rounds.validate(f"validate_{number}", trained))
         latest = best.bundle
@@ -102,6 +108,15 @@ def improve_in_imagination(
 
 def ship(bundle: Path, to: Path) -> None:
     save_bundle(load_bundle(bundle), to, provenance=read_bundle_info(bundle).provenance)
+
+
+def refusal(report: Mapping[str, Any], thresholds: EvaluationThresholds, algorithm: AnyAlgorithmConfig) -> str | None:
+    """Why nothing is to be trained in the world model; None where something is."""
+    if misled(report, thresholds):
+        return f"its AUC of success, {outcome_auc(report):.2f}, is below stop_below_auc ({thresholds.stop_below_auc})"
+    if needs_whole_episodes(algorithm) and (names := missed(report, thresholds)):
+        return f"it misses {', '.join(names)}, which would halve imagined episodes, and GRPO needs whole ones"
+    return None
 
 
 def misled(report: Mapping[str, Any], thresholds: EvaluationThresholds) -> bool:
@@ -115,14 +130,21 @@ def outcome_auc(report: Mapping[str, Any]) -> float:
 
 
 def missed(report: Mapping[str, Any], thresholds: EvaluationThresholds) -> list[str]:
-    """What of the evaluation is not good enough."""
+    """What of the evaluation is not good enough, or not shown to be: what was not measured counts as the worst."""
+    hallucinated = report["hallucinated_success"]
     gates = {
-        "success_auc": outcome_auc(report) >= thresholds.min_success_auc,
-        "hallucinated_success": (report["hallucinated_success"] or 0.0) <= thresholds.max_hallucinated,
+        "success_auc": outcome_auc(report) >= max(thresholds.min_success_auc, thresholds.stop_below_auc),
+        "hallucinated_success": (1.0 if hallucinated is None else hallucinated) <= thresholds.max_hallucinated,
         "delta_success": report["delta_success"] <= thresholds.max_delta_success,
         "psnr": better_than_copy(report),
     }
     return [name for name, passed in gates.items() if not passed]
+
+
+def not_measured(report: Mapping[str, Any]) -> list[str]:
+    """What thresholds are for and the held-out episodes do not tell: more of them, or other ones, are needed."""
+    values = {"success_auc": report[deciding_auc(report)], "hallucinated_success": report["hallucinated_success"]}
+    return [name for name, value in values.items() if value is None]
 
 
 class Rounds:
@@ -221,7 +243,11 @@ class Rounds:
             if stage.pending:
                 limited = replace(model, imagined_env=replace(model.imagined_env, branch_steps=branch))
                 result = reinforce(self.run, self._imagined_env(folder, limited, policy), policy, folder)
-                stage.result = result | {"branch_steps": branch, "missed": missed(report, self.settings.thresholds)}
+                stage.result = result | {
+                    "branch_steps": branch,
+                    "missed": missed(report, self.settings.thresholds),
+                    "not_measured": not_measured(report),
+                }
         self.world_model = folder / WORLD_MODEL_FILE
         return folder / self.run.bundle.name
 
@@ -306,8 +332,9 @@ def compare_success(
 ) -> dict[str, Any]:
     """Each policy's success in the world model and in ``env``, from the same held-out starts.
 
-    ``interval``: of the imagined success. ``delta_success``: mean absolute difference; ``correlation`` (Pearson) over
-    the policies, from three on. Without ``env`` (episodes recorded elsewhere) these and the real success are None.
+    ``interval``: of the imagined success. ``delta_success``: mean absolute difference, task by task; ``correlation``
+    (Pearson) over the policies, from three on. Without ``env`` (episodes recorded elsewhere) these and the real success
+    are None.
     """
     fitted = load_world_model(directory / WORLD_MODEL_FILE, device)
     clips = open_clips_for(fitted, stores, "held_out")
@@ -317,13 +344,18 @@ def compare_success(
         config, fitted, clips, startable(clips, env), tasks=tasks, max_steps=longest, count=count
     )
     recorded_from = [replace(start, seed=clips.entries[start.seed].seed) for start in starts]
-    rows: list[dict[str, Any]] = []
+    task = torch.tensor([start.task for start in starts])
+    rows, apart = list[dict[str, Any]](), list[float]()
     for bundle in bundles:
         policy = load_bundle(bundle, device=device)
         check_robot(fitted.info, policy.spec.robot, what=f"the policy {bundle}")
-        rate, episodes = _success(policy, imagined, starts, seed=seed), len(starts)
-        interval = wilson_interval(round(rate * episodes), episodes)
-        real = None if env is None else _success(policy, env, recorded_from, seed=seed)
+        success = _success(policy, imagined, starts, seed=seed)
+        rate, real = success.float().mean().item(), None
+        if env is not None:
+            truth = _success(policy, env, recorded_from, seed=seed)
+            apart.append(rate_difference_within_tasks(success, truth, task))
+            real = truth.float().mean().item()
+        interval, episodes = wilson_interval(int(success.sum()), len(starts)), len(starts)
         rows.append({"bundle": str(bundle), "imagined": rate, "interval": interval, "episodes": episodes, "real": real})
     if env is None:
         return {"policies": rows, "delta_success": None, "correlation": None}
@@ -331,7 +363,7 @@ def compare_success(
     known = len(rows) >= 3 and (pairs.std(0) > 0).all()
     return {
         "policies": rows,
-        "delta_success": float(np.mean(np.abs(pairs[:, 0] - pairs[:, 1]))),
+        "delta_success": float(np.mean(apart)),
         "correlation": float(np.corrcoef(pairs.T)[0, 1]) if known else None,
     }
 
@@ -357,6 +389,6 @@ def whole_episodes(
     return make_imagined_env(replace(config, imagined_env=whole), fitted, recorded, max_steps=max_steps), starts
 
 
-def _success(policy: Policy, env: VectorEnv, starts: Sequence[StartState], *, seed: int) -> float:
+def _success(policy: Policy, env: VectorEnv, starts: Sequence[StartState], *, seed: int) -> Bool[Tensor, " starts"]:
     actor = PolicyActor(policy, env.spec.num_envs, make_generator(policy.device, seed), stochastic=False)
-    return run_episodes(on_device(env, policy.device), actor, starts).success.float().mean().item()
+    return run_episodes(on_device(env, policy.device), actor, starts).success.cpu()

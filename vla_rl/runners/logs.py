@@ -19,7 +19,7 @@ from vla_rl.config.environments import NoSimulatorConfig
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.config.imagination import ImaginationConfig
 from vla_rl.runners.evaluate import evaluate_policy
-from vla_rl.runners.imagination import Reinforce, Rounds, misled, missed, ship, whole_episodes
+from vla_rl.runners.imagination import Reinforce, Rounds, missed, not_measured, refusal, ship, whole_episodes
 from vla_rl.runners.imitation import recorded_robot
 from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips, open_clips_for
 from vla_rl.runs.progress import console
@@ -44,6 +44,8 @@ FIGURES = (
     "length_matched_auc",
     "length_matched_auc_interval",
     "length_matched_pairs",
+    "recorded_auc",
+    "recorded_auc_interval",
     "frozen_picture_auc",
     "hallucinated_success",
     "hallucinated_success_interval",
@@ -88,6 +90,7 @@ def recorded_spec(experiment: Experiment) -> EnvSpec:
     entries = clips["all"].entries
     tasks = tuple(dict.fromkeys(entry.task for entry in entries))
     Keyframes(clips["fit"], model.keyframes, tasks=tasks)
+    clips["fit"].check_full_gaps()
     return EnvSpec(
         name="recorded episodes",
         num_envs=model.imagined_env.num_envs,
@@ -110,7 +113,10 @@ def improve_from_logs(run: Run, spec: EnvSpec, start: Path, *, reinforce: Reinfo
     rounds = Rounds(run, spec, settings, env=None)
     rounds.fit(0, start)
     report = rounds.evaluate(0)
-    refused = misled(report, settings.thresholds)
+    why = refusal(report, settings.thresholds, run.experiment.algorithm)
+    refused = why is not None
+    if refused:
+        console.print(f"nothing is trained in the world model: {why}")
     ship(start if refused else rounds.imagine(0, report, start, reinforce), run.bundle)
     return {"iterations": 0 if refused else run.experiment.algorithm.iterations, "refused": refused}
 
@@ -146,6 +152,7 @@ def log_result(run: Run) -> dict[str, Any]:
         "imagined": {name: stages[f"imagined_{name}"] for name in ("before", "after")},
         "world_model": {name: report[name] for name in FIGURES if name in report},
         "missed": missed(report, settings.thresholds),
+        "not_measured": not_measured(report),
         "trained": not stages["reinforce"]["refused"],
         "seed": run.experiment.seed,
         "episodes": stages["imagined_after"]["episodes"],

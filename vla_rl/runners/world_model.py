@@ -123,7 +123,8 @@ def fit_world_model(
     """Fit dynamics, then the reward model, into ``directory``; what is finished there is not repeated.
 
     WorldModelError where ``directory`` holds a fit with other settings, episodes, seed or ``start``, and, before
-    anything is fitted, where the episodes hold too few successes for a reward model.
+    anything is fitted, where the episodes hold too few successes for a reward model or few observations a whole chunk
+    apart (``ClipSampler.check_full_gaps``).
 
     ``cameras``: to predict, in this order; None: all that were recorded. ``policy``: the reward model starts from its
     encoder, if it has one of the same settings. ``start``: an earlier world model whose dynamics are fitted further.
@@ -132,6 +133,7 @@ def fit_world_model(
     calibration = open_clips(stores, config.dynamics, "calibration", cameras=clips.cameras)
     robot = robot_of(stores, clips)
     success_observations(clips, config.reward_model)
+    clips.check_full_gaps()
     earlier = load_world_model(start, device) if start is not None else None
     path = directory / WORLD_MODEL_FILE
     with _fit_folder(directory, config, [clips, calibration], seed=seed, start=earlier):

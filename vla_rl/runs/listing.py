@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from sims.errors import UserError
-from vla_rl.runs.metrics import read_metrics
+from vla_rl.runs.metrics import count_iterations, read_metrics
 from vla_rl.runs.quarantine import QUARANTINE
 from vla_rl.runs.result import RESULT_FILE, read_result
 from vla_rl.runs.run_dir import CONFIG_FILE, LOCK_FILE, read_stages
@@ -48,9 +48,9 @@ def summarize(run_dir: Path) -> RunSummary:
     state, damage = state_of(run_dir), ""
     try:
         result, stages, metrics = read_result(run_dir), read_stages(run_dir), read_metrics(run_dir)
-        imagined = [record for folder in run_dir.glob("imagination/round_*") for record in read_metrics(folder)]
+        iterations = count_iterations(run_dir)
     except UserError as error:
-        result, stages, metrics, imagined = {}, {}, [], []
+        result, stages, metrics, iterations = {}, {}, [], 0
         state, damage = "damaged", str(error)
     validations = [record["validation"] for record in metrics if record.get("validation") is not None]
     success = result["rl"]["success"] if "rl" in result else (validations[-1] if validations else None)
@@ -58,7 +58,7 @@ def summarize(run_dir: Path) -> RunSummary:
         path=str(run_dir),
         state=state,
         stage=next(reversed(stages), ""),
-        iterations=len(metrics) + len(imagined),
+        iterations=iterations,
         success=success,
         age_s=round(time.time() - max((file.st_mtime for file in files), default=0.0), 1),
         bytes=sum(file.st_size for file in files),

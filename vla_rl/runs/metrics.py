@@ -102,6 +102,11 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     return read_records(run_dir / METRICS_FILE, numbered="iteration")
 
 
+def count_iterations(run_dir: Path) -> int:
+    """Recorded so far, in imagination too. UserError as of ``read_metrics``."""
+    return sum(len(read_metrics(folder)) for folder in (run_dir, *run_dir.glob("imagination/round_*")))
+
+
 def read_records(path: Path, *, numbered: str | None = None) -> list[dict[str, Any]]:
     """Of any file with a JSON record per line, as ``read_metrics``. ``numbered``: an integer that every record has."""
     if not path.exists():

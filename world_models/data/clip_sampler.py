@@ -4,7 +4,9 @@
     a clip of 2:                   ^ start  ^  ^     actions 8..15, then 16..17; previous = a chunk before the start
 
 Where an episode was observed more often than once per chunk, some gaps are drawn shorter, so that a model is fitted to
-every length in 1..H. Clips that reach the end of an episode are padded with length 0.
+every length in 1..H. Clips that reach the end of an episode are padded with length 0. Where the steps between
+observations do not divide H, hardly any gap is H long, the length that imagined episodes are made of: episodes for a
+fit are checked for that (``check_full_gaps``).
 
 Labels on episodes count, as for success classifiers (``labelled_success``). An episode that is labelled a failure shows
 no success; where the environment ended it, it failed there.
@@ -30,6 +32,7 @@ from world_models.data.clip import FAILED, RUNNING, SUCCESS, Clip, Part, Recorde
 from world_models.world_model import WorldModelError
 
 FULL_LENGTH_SHARE = 0.6  # of gaps that are as long as possible
+REACHING_SHARE = 0.5  # of observations; see check_full_gaps
 
 
 class ClipSampler:
@@ -177,6 +180,18 @@ class ClipSampler:
         """Whether another observation follows these."""
         return self._to_end[index] > 0
 
+    def check_full_gaps(self) -> None:
+        """WorldModelError unless REACHING_SHARE of the observations with at least ``action_horizon`` control steps left
+        are followed by one exactly so many steps later."""
+        horizon = self.action_horizon
+        reaches = np.concatenate([np.isin(s[s + horizon <= s[-1]] + horizon, s) for s in self._steps])
+        if len(reaches) and reaches.mean() < REACHING_SHARE:
+            raise WorldModelError(
+                f"only {reaches.mean():.0%} of the recorded observations are followed by one {horizon} control steps "
+                "later, which the world model predicts in imagined episodes: record with an observe_every that divides "
+                f"{horizon}, or set imagination.model.dynamics.action_horizon to a multiple of the steps between them"
+            )
+
     def at(self, index: Int[np.ndarray, " B"], chunks: int, rng: np.random.Generator) -> Clip:
         """Clips that start at these observations."""
         return Clip.stack([self.clip(int(self._episode[i]), int(self._position[i]), chunks, rng) for i in index])
@@ -247,6 +262,10 @@ class ClipSampler:
             instruction=self._instructions[self._episode[index]],
             status=torch.from_numpy(self._status[index]),
         )
+
+    def of_episode(self, episode: int) -> Int[np.ndarray, " L"]:
+        """Indices of an episode's observations."""
+        return self._first[episode] + np.arange(len(self._steps[episode]))
 
     def first_of_episode(self, index: Int[np.ndarray, " B"]) -> Int[np.ndarray, " B"]:
         """Indices of the first observations of these observations' episodes."""

@@ -5,9 +5,11 @@
     hallucinated; a model that ignores actions hallucinates most of the successes that the starts suggest
 (c) predicted against true success for the same actions from the same start: AUC (also with lengths matched), difference
     of the rates; of episodes whose outcome is known. AUCs compare a success with failures of its task: knowing the task
-    alone, where some succeed more often, makes none
+    alone, where some succeed more often, makes none. Rates are compared task by task too
 (d) frozen picture: (b) and (c) again with a reward model that is shown the first observation all the time. It tells how
     much of them the robot's predicted state alone explains
+(e) recorded observations: the length-matched AUC of (c) again with a reward model that is shown what was recorded. If
+    it is no better, the reward model limits, otherwise the dynamics
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ import numpy as np
 import torch
 
 from sims.devices.crossing import crossing
-from sims.numbers.statistics import auc_interval, auc_within_tasks, length_matched_auc, mean_interval, wilson_interval
+from sims.numbers.statistics import (
+    auc_interval,
+    auc_within_tasks,
+    length_matched_auc,
+    mean_interval,
+    rate_difference_within_tasks,
+    wilson_interval,
+)
 from sims.registry import ObjectLocator
 from sims.vector_env import VectorEnv
 from world_models.data.clip import first_history
@@ -33,7 +42,7 @@ from world_models.evaluation.action_sequences import (
     true_outcomes,
     true_success,
 )
-from world_models.evaluation.imagined_success import ImaginedOutcomes, ShownImages, imagined_success
+from world_models.evaluation.imagined_success import ImaginedOutcomes, ShownImages, imagined_success, recorded_scores
 from world_models.evaluation.open_loop import frames_per_second, open_loop_errors
 from world_models.models.flow_model import FlowWorldModel
 from world_models.reward_model import RewardModel
@@ -72,7 +81,7 @@ class WorldModelEvaluation:
         horizons: Sequence[int] = (1, 2, 4, 8),
         swaps: int = 64,
     ) -> dict[str, Any]:
-        """(a), (b), (c) and speed as JSON values.
+        """(a) to (e) and speed as JSON values.
 
         ``env``: the environment that recorded the episodes, which tells what swapped actions lead to; without it every
         swapped sequence is taken to fail. ``no_action``: a baseline fitted without actions.
@@ -140,17 +149,22 @@ class WorldModelEvaluation:
         length = torch.tensor([len(sequence.action) for sequence in sequences])
         matched = length_matched_auc(outcomes.curve, truth, length, task, rng)
         frozen = self._imagine(model, sequences, shown="first").score if both else None
+        apart = mean_interval((success.float() - truth.float()).numpy(), rng)
+        shown = recorded_scores(self.reward_model, self.clips, sequences, reward_every=self.reward_every)
+        recorded = length_matched_auc(shown, truth, length, task, rng)
         return {
             "success_auc": area if both else None,
             "success_auc_interval": auc_interval(score, truth, task, rng) if both else None,
             "length_matched_auc": matched and matched[0],
             "length_matched_auc_interval": matched and matched[1],
             "length_matched_pairs": matched[2] if matched else 0,
+            "recorded_auc": recorded and recorded[0],
+            "recorded_auc_interval": recorded and recorded[1],
             "frozen_picture_auc": None if frozen is None else auc_within_tasks(frozen, truth, task),
             "false_success": success[~truth].float().mean().item() if (~truth).any() else None,
             "missed_success": (~success[truth]).float().mean().item() if truth.any() else None,
             "imagined_success": imagined_rate,
             "true_success": true_rate,
-            "delta_success": abs(imagined_rate - true_rate),
-            "imagined_minus_true_interval": mean_interval((success.float() - truth.float()).numpy(), rng),
+            "delta_success": rate_difference_within_tasks(success, truth, task),
+            "imagined_minus_true_interval": apart,
         }

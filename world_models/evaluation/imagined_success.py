@@ -75,6 +75,37 @@ def imagined_success(
     return ImaginedOutcomes(success=torch.cat(success), curve=torch.cat(curve))
 
 
+@torch.no_grad()
+@crossing("evaluation")
+def recorded_scores(
+    reward_model: RewardModel, clips: ClipSampler, sequences: Sequence[ActionSequence], *, reward_every: int
+) -> Float[Tensor, "N steps"]:
+    """``ImaginedOutcomes.curve`` of recorded episodes where the reward model is shown what was recorded.
+
+    Of images and states, at those of the control steps at which imagined episodes are classified where an observation
+    was recorded. What no dynamics could improve, since they would predict these at best.
+    """
+    device = reward_model.device
+    curve = torch.zeros(len(sequences), max(len(sequence.action) for sequence in sequences) + EXTRA_STEPS)
+    for row, sequence in zip(curve, sequences, strict=True):
+        steps, horizon = clips.observation_steps(sequence.episode), clips.action_horizon
+        within = (steps - 1) % horizon + 1  # its chunk
+        due = (within % reward_every == 0) | (within == horizon) | (steps == len(sequence.action))
+        index = clips.of_episode(sequence.episode)[due & (steps > 0)]
+        shown, start = (
+            clips.observations(index).to(device),
+            clips.observations(clips.first_of_episode(index)).to(device),
+        )
+        first = reward_model.encode(start.images, start.state, start.instruction)
+        status = reward_model.classify(first, shown.images, shown.state, shown.instruction, strict=False)
+        failed_before = status.failed.int().cumsum(0) - status.failed.int() > 0
+        probability = status.probability.where(~failed_before, 0.0).cpu()
+        classified = steps[due & (steps > 0)].tolist()
+        for before, score in zip([0, *classified], probability, strict=False):  # at its interval's first step
+            row[before] = score
+    return curve.cummax(1).values
+
+
 def set_thresholds(
     model: FlowWorldModel, reward_model: RewardModel, calibration: ClipSampler, *, seed: int, reward_every: int
 ) -> dict[str, float]:

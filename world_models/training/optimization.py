@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from policies.device import make_generator, restore_generator, restore_optimizer
+from policies.device import has_fused_adam, make_generator, restore_generator, restore_optimizer
 from policies.schedule import cosine_schedule
 from sims.devices.crossing import crossing, read_numbers
 from sims.numbers.ranges import Count, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -117,7 +117,7 @@ class ClipOptimization(Optimization[Clip]):
             lr=config.learning_rate,
             weight_decay=config.weight_decay,
             betas=(0.9, 0.95),
-            fused=True,
+            fused=has_fused_adam(next(model.parameters()).device),
         )
         super().__init__(model, optimizer, steps=config.steps, seed=seed, max_grad_norm=config.max_grad_norm)
         self.clips, self._config = clips, config

@@ -89,6 +89,7 @@ def test_a_resumed_world_model_fit_is_the_same_fit(world: tuple[Path, Path], tmp
             RewardModelFit(fitted.reward_model, clips, imagined, seed=0),
         )
         fits.append(parts)
+    assert not fits[0][0].optimizer.defaults["fused"]  # which not every device has
     for whole, resumed in zip(*fits, strict=True):
         whole.update()
         save_tree(tmp_path / "state.safetensors", whole.state_dict())
