@@ -52,7 +52,8 @@ class Snapshot:
 class Attempt:
     """``snapshots[t]``: before step ``t``, where the environment has any. ``operators``: of each intervention.
 
-    ``observations[t]``: step ``t`` is the first that was chosen by it (``RobotSpec.action_delay``).
+    ``observations[t]``: step ``t`` is the first that was chosen by it (``RobotSpec.action_delay``). ``taken_up``: the
+    steps that another attempt has made before. ``failed``: the simulator failed in the step after the last.
     """
 
     start: StartState
@@ -62,6 +63,8 @@ class Attempt:
     steps: list[ExecutedStep] = field(default_factory=list)
     observations: dict[int, tuple[Images, Float32[np.ndarray, " S"]]] = field(default_factory=dict)
     operators: list[str] = field(default_factory=list)
+    taken_up: int = 0
+    failed: bool = False
 
     @property
     def length(self) -> int:
@@ -69,8 +72,8 @@ class Attempt:
 
     @property
     def ended(self) -> bool:
-        """By the environment: success, failure or time limit."""
-        return bool(self.steps) and (self.steps[-1].terminated or self.steps[-1].truncated)
+        """By the environment: success, failure or time limit, or because the simulator failed."""
+        return self.failed or (bool(self.steps) and (self.steps[-1].terminated or self.steps[-1].truncated))
 
     @property
     def succeeded(self) -> bool:
@@ -90,6 +93,7 @@ class Attempt:
             steps=self.steps[:step],
             observations={at: seen for at, seen in self.observations.items() if at <= step},
             operators=list(self.operators),
+            taken_up=step,
         )
 
     def episode(

@@ -102,8 +102,7 @@ class CorrectionSession:
         """
         if self.paused:
             raise Refused(self.paused)
-        if self.mode != "ended":
-            self._commit()
+        self._give_up(person)
         (start,) = self._starts.take(1)
         self.env.reset(start=[start])
         self.backend = self.versions.current
@@ -116,7 +115,10 @@ class CorrectionSession:
         self._audit.write("episode begins", person=person, number=self.number, policy=self.version)
 
     def rewind(self, step: int, *, person: str) -> None:
-        """Back to before ``step`` of this attempt; what followed it is stored as an episode of its own."""
+        """Back to before ``step`` of this attempt; what followed it is stored as an episode of its own.
+
+        Of an episode that has ended, what follows now takes the place: its outcome is unknown from then on.
+        """
         if not self.spec.can_capture:
             raise Refused(f"{self.spec.name} cannot go back: it has no snapshots")
         if not 0 <= step < len(self.attempt.snapshots):
@@ -125,8 +127,10 @@ class CorrectionSession:
             raise Refused("the episode has ended there; go back to an earlier step")
         if step < self.attempt.length and self.mode != "ended":
             self._commit()
-        if step < self.attempt.length and self.last_episode is not None:
+        if self.mode == "ended" and self.last_episode is not None:
             self.store.label(self.last_episode, REWOUND_AT, step, author=person)
+            if SUCCESS in self.store.labels(self.last_episode):
+                self.store.label(self.last_episode, SUCCESS, None, author=person)
             self.count_outcome(self.last_episode)
         snapshot = self.attempt.snapshots[step]
         self.env.reset(start=[snapshot.start])
@@ -137,6 +141,8 @@ class CorrectionSession:
     def end(self, outcome: OutcomeLabel, *, person: str) -> None:
         """The person's outcome: it ends an episode that is under way, and labels one that has just ended."""
         if self.mode != "ended":
+            if outcome != ABORT:  # also where nothing follows what another attempt has made
+                self.attempt.taken_up = 0
             self._commit()
         if self.last_episode is not None:
             success = None if outcome == ABORT else outcome == "success"
@@ -149,10 +155,15 @@ class CorrectionSession:
 
     def close(self) -> None:
         """Store the attempt that is under way as aborted; one that ended and could not be stored, as it ended."""
-        if self.mode != "ended" and self.attempt.ended:
+        self._give_up("the server")
+
+    def _give_up(self, person: str) -> None:
+        if self.mode == "ended":
+            return
+        if self.attempt.length > self.attempt.taken_up and not (self.attempt.ended or self.attempt.succeeded):
+            self.end("abort", person=person)
+        else:
             self._commit()
-        elif self.mode != "ended" and self.attempt.length:
-            self.end("abort", person="the server")
 
     def _continue(self, attempt: Attempt, memory: TensorDataclass) -> None:
         """The environment stands before step ``attempt.length``, at rest."""
@@ -164,7 +175,7 @@ class CorrectionSession:
             attempt.snapshots.append(Snapshot(start=self.env.capture()[0], memory=self._proposals.memory))
 
     def _commit(self) -> None:
-        """Store the attempt, if it has steps, and count for its policy version what the environment says of it.
+        """Store the attempt, if it has steps of its own; count for its policy version what the environment says of it.
 
         The mode is "ended" then. StoreFull: nothing is stored, and the mode is as before.
         """
@@ -173,11 +184,12 @@ class CorrectionSession:
         self.arm.rest()
         self._take_executed()
         self._proposals.forget_observation()
-        if not attempt.length:
+        if attempt.length == attempt.taken_up:
             self.mode, self.reason = "ended", ""
             return
-        with contextlib.suppress(UnreadableImages):
-            self._proposals.observe()
+        if not attempt.failed:
+            with contextlib.suppress(UnreadableImages):
+                self._proposals.observe()
         episode = attempt.episode(
             task=self.spec.tasks[attempt.start.task],
             split=self._split,
@@ -188,7 +200,10 @@ class CorrectionSession:
         self.last_episode = self.store.add(episode)
         self.mode, self.reason = "ended", ""  # before anything else can fail: it is stored once
         alone = attempt.succeeded and not attempt.intervened
-        outcome = ("success" if alone else "failure") if attempt.ended else "unknown"
+        known = attempt.ended and not attempt.failed
+        outcome = ("success" if alone else "failure") if known else "unknown"
+        if attempt.failed:
+            self.store.label(self.last_episode, OUTCOME, ABORT, author="the server")
         end = EpisodeEnd(fingerprint=attempt.policy_version, outcome=outcome, intervened=int(attempt.intervened))
         self._report_rule(self.versions.report(end, episode=self.last_episode))
 
@@ -330,14 +345,18 @@ class CorrectionSession:
             self._audit.write("rolled back", person="the server", detail=done)
 
     def _step(self, action: Action, shadow: Action, actor: int, raw: RawInput | None) -> bool:
-        """False if a real arm did not take the action."""
+        """False if a real arm did not take the action, or the simulator failed: there is no such step then."""
         attempt, applied = self.attempt, time.time()
         result = self.env.step(torch.from_numpy(action)[None])
         if self.arm.real_time:
             applied = time.time()
-            if not result.valid[0]:
+        if not result.valid[0]:
+            if self.arm.real_time:
                 self._at_rest()
-                return False
+            else:
+                attempt.failed = True
+                self._end_by_itself()
+            return False
         attempt.steps.append(
             ExecutedStep(
                 action=action.astype(np.float32),
@@ -348,7 +367,7 @@ class CorrectionSession:
                 applied_time_s=applied,
                 reward=float(result.reward[0]),
                 terminated=bool(result.terminated[0]),
-                truncated=bool(result.truncated[0] or not result.valid[0]),
+                truncated=bool(result.truncated[0]),
                 success=bool(result.success[0]),
                 reached=None if self._projecting is None else self._projecting.end_effector(0),
             )
@@ -367,6 +386,9 @@ class CorrectionSession:
         except StoreFull as error:
             self.hold(str(error), person="the server")
             self.reason = str(error)
+            return
+        if attempt.failed:
+            self.outcome, self.reason = ABORT, "the simulator failed; start the next episode"
             return
         self.outcome = "success" if attempt.succeeded else "failure"
         self.reason = "success" if attempt.succeeded else "time limit" if attempt.steps[-1].truncated else "failure"

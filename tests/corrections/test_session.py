@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import os
 import resource
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,12 +12,22 @@ import numpy as np
 import pytest
 import torch
 
-from episodes.overlays import outcome_unknown
+from episodes.overlays import outcome_of, outcome_unknown
 from episodes.schema import HOLD, HUMAN, POLICY, StoreFull
+from episodes.store import EpisodeStore
+from policies.bundle import save_bundle
+from policies.policy import RobotSpec
+from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.human_input import RawInput
 from real_robot.corrections.session import CorrectionSession, Refused
+from real_robot.corrections.settings import ControlSettings
 from real_robot.serving.registry import load_backend
+from real_robot.serving.versions import Versions
+from sims.starts import StartSequence
+from sims.subproc.vector_env import SubprocVectorEnv
 from tests.corrections.small_server import SIM, session, write_bundle
+from tests.real_robot.small_policies import small_policy
+from tests.sims.counting import Counting, CountingConfig
 
 AWAY = RawInput(deadman=True, keys=frozenset({"KeyW"}), arrived_s=5.0)
 
@@ -320,3 +332,66 @@ def test_a_policy_that_fails_while_a_person_drives_is_rolled_back_and_not_asked_
         assert robot.versions.current.hello.fingerprint != failed
         last = json.loads((tmp_path / "audit.jsonl").read_text().splitlines()[-1])
         assert (last["event"], failed[:12] in last["detail"]) == ("rolled back", True)
+
+
+def test_a_simulator_that_fails_leaves_what_was_executed_and_no_outcome(tmp_path):
+    env = SubprocVectorEnv(CountingConfig(num_envs=1), Counting)
+    bundle = tmp_path / "bundle"
+    save_bundle(small_policy(robot=RobotSpec.of(env.spec)), bundle)
+    audit = AuditLog(tmp_path / "audit.jsonl")
+    with contextlib.closing(env), contextlib.closing(audit), EpisodeStore(tmp_path / "episodes", create=True) as store:
+        robot = CorrectionSession(
+            env,
+            Versions(load_backend(bundle)),
+            store,
+            ControlSettings(held=()),
+            starts=StartSequence("train", seed=0, num_tasks=len(env.spec.tasks)),
+            split="train",
+            audit=audit,
+        )
+        robot.take_over(person="anna")
+        ticks(robot, 3, AWAY)
+        os.kill(env.worker_pids[0], signal.SIGKILL)
+        assert not robot.tick(AWAY)
+        assert (robot.mode, robot.outcome) == ("ended", "abort") and "simulator failed" in robot.reason
+        episode = robot.store.read(robot.last_episode or "")
+        assert episode.num_steps == 3 and not episode.truncated.any()
+        assert episode.state[:, 1].tolist() == episode.observation_steps.tolist()  # what was seen, elapsed steps
+        assert stored(robot) == [(3, {"outcome": "abort"})]
+        assert robot.versions.summary()[-1]["episodes"] == 0
+        robot.next_episode(person="anna", drive=True)
+        assert ticks(robot, 2) == 2
+
+
+@pytest.mark.parametrize("back", [0, 3])
+def test_a_success_that_is_rewound_counts_once_as_it_is_finished_then(tmp_path, back):
+    with session(tmp_path) as robot:
+        robot.take_over(person="anna")
+        ticks(robot, 12, AWAY)
+        robot.end("success", person="anna")
+        robot.rewind(12 - back, person="anna")
+        robot.take_over(person="anna")
+        ticks(robot, 5, AWAY)
+        robot.end("success", person="anna")
+        (_, before), (_, after) = stored(robot)
+        assert outcome_of(before) == "unknown" and before["rewound_at"] == 12 - back
+        assert outcome_of(after) == "success"
+
+
+def test_an_attempt_that_is_rewound_and_left_there_is_not_stored_again(tmp_path):
+    with session(tmp_path) as robot:
+        ticks(robot, 12)
+        robot.rewind(8, person="anna")
+        robot.next_episode(person="anna", drive=True)
+        assert [steps for steps, _ in stored(robot)] == [12]
+        ticks(robot, 12)
+        robot.rewind(8, person="anna")
+        robot.end("success", person="anna")
+        assert [steps for steps, _ in stored(robot)] == [12, 12, 8]
+
+
+def test_an_attempt_that_is_left_for_the_next_one_has_no_outcome(tmp_path):
+    with session(tmp_path) as robot:
+        ticks(robot, 4)
+        robot.next_episode(person="anna", drive=True)
+        assert stored(robot) == [(4, {"outcome": "abort"})]
