@@ -11,7 +11,7 @@ episodes, because classifiers that are nearly perfect on recorded images err on 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, TypeGuard
 
 import torch
 from jaxtyping import Bool, Float, UInt8
@@ -36,7 +36,7 @@ Features = Float[Tensor, "B feature_dim"]
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModelConfig:
-    """``encoder``: equal to the policy's, where its weights are to be the start.
+    """``encoder``: equal to the policy's, where its weights are to be the start. ``frozen_encoder``: it keeps them.
 
     ``imagined_share``: of each batch that is predicted. ``imagined_clips``, ``imagined_chunks``: number and length of
     the predicted clips. ``near_end_steps``: running observations this close to an end are mined as negatives (0:
@@ -46,6 +46,7 @@ class RewardModelConfig:
     """
 
     encoder: CompactEncoderConfig = field(default_factory=lambda: CompactEncoderConfig(width=128))
+    frozen_encoder: bool = False
     steps: PositiveInt = 600
     batch_size: PositiveInt = 128
     learning_rate: PositiveFloat = 1e-3
@@ -125,8 +126,11 @@ class RewardModel(nn.Module):
         return StatusEstimate(success=success, failed=failed, probability=probability[:, SUCCESS])
 
     def start_from(self, policy: object) -> bool:
-        """Copy the encoder of ``policy``, if it has a compact encoder of the same settings; whether it was copied."""
-        if not isinstance(policy, HasCompactEncoder) or policy.encoder.config != self.config.encoder:
+        """Copy the encoder of ``policy``, if it has a compact encoder of the same settings; whether it was copied.
+
+        ValueError as of ``takes_encoder``.
+        """
+        if not takes_encoder(self.config, policy):
             return False
         for own, other in (
             (self.encoder, policy.encoder),
@@ -135,4 +139,16 @@ class RewardModel(nn.Module):
         ):
             with crossing("weights"):
                 own.load_state_dict(other.state_dict())
+        self.encoder.requires_grad_(not self.config.frozen_encoder)
         return True
+
+
+def takes_encoder(config: RewardModelConfig, policy: object) -> TypeGuard[HasCompactEncoder]:
+    """Whether a reward model starts from the encoder of ``policy``. ValueError where it is to keep it and cannot."""
+    same = isinstance(policy, HasCompactEncoder) and policy.encoder.config == config.encoder
+    if config.frozen_encoder and not same:
+        raise ValueError(
+            "frozen_encoder needs a policy with a compact encoder of the same settings, whose weights it keeps; "
+            "set encoder to the policy's, or frozen_encoder to false"
+        )
+    return same

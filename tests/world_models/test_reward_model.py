@@ -19,6 +19,7 @@ from vla_rl.runs.checkpoint import load_tree, save_tree
 from world_models.bundle import WorldModelInfo, check_robot
 from world_models.data.clip import FAILED, RUNNING, SUCCESS
 from world_models.data.clip_sampler import ClipSampler
+from world_models.reward_model import RewardModel
 from world_models.training.reward_model import (
     RewardModelFit,
     imagine_observations,
@@ -197,3 +198,26 @@ def test_it_starts_from_an_encoder_of_the_same_settings_and_ignores_others() -> 
     for own, other in ((model.encoder, policy.encoder), (model.forecast, policy.forecast)):
         for name, value in own.state_dict().items():
             assert torch.equal(value, other.state_dict()[name]), name
+
+
+def test_a_frozen_encoder_is_that_of_the_policy_after_the_fit(tmp_path: Path) -> None:
+    world, model = dot_episodes.models()
+    clips = ClipSampler([dot_episodes.store(tmp_path, 20)], action_horizon=4)
+    world.fit_scales(*clips.statistics())
+    config = dataclasses.replace(model.config, frozen_encoder=True, steps=3)
+    model = RewardModel(config, dot_episodes.ROBOT)
+    wider = policy_with(dataclasses.replace(dot_episodes.ENCODER, width=64))
+    for other in (None, SimpleNamespace(), wider):
+        with pytest.raises(
+            ValueError, match="frozen_encoder needs a policy with a compact encoder of the same settings"
+        ):
+            model.start_from(other)
+    policy = policy_with(dot_episodes.ENCODER)
+    policy.normalizer.fit(*clips.statistics()[:2])
+    assert model.start_from(policy)
+    head = model.head[0].weight.detach().clone()
+    imagined = imagine_observations(world, clips, config, count=4, seed=0)
+    dot_episodes.finish(RewardModelFit(model, clips, imagined, seed=0))
+    assert not torch.equal(model.head[0].weight, head)
+    for name, value in model.encoder.state_dict().items():
+        assert torch.equal(value, policy.encoder.state_dict()[name]), name

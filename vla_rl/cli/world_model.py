@@ -57,15 +57,22 @@ class WorldModelCommand:
 class Fit(WorldModelCommand):
     """Fit a world model to recorded episodes; --section.key VALUE changes any setting of CONFIG."""
 
+    policy: Path | None = None
+    """a bundle, whose encoder the reward model starts from if its settings are those of the reward model's"""
     json: Json = False
 
     def run(self) -> Result:
+        from policies.bundle import load_bundle
         from vla_rl.runners.world_model import fit_world_model
         from vla_rl.runs.run_dir import experiment_device
 
         experiment, settings, stores = self.opened()
         device = experiment_device(experiment)
-        return Result(fit_world_model(settings.model, stores, self.folder(), seed=experiment.seed, device=device))
+        policy = None if self.policy is None else load_bundle(self.policy, device=device)
+        fitted = fit_world_model(
+            settings.model, stores, self.folder(), seed=experiment.seed, policy=policy, device=device
+        )
+        return Result(fitted)
 
 
 @dataclass(frozen=True)

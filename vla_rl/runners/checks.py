@@ -41,7 +41,7 @@ from vla_rl.runs.progress import console
 from vla_rl.runs.run_dir import experiment_device
 from world_models.imagined_env import ImaginedEnvConfig
 from world_models.registry import build_world_model
-from world_models.reward_model import RewardModel
+from world_models.reward_model import RewardModel, takes_encoder
 
 OF_RECORDING = ("episodes", "noise", "observe_every", "equal_shares", "missing_tasks")
 
@@ -286,3 +286,4 @@ def _check_world_model(config: WorldModelConfig, policy: Policy) -> None:
         build_world_model(config.dynamics, robot)
     with naming("imagination.model.reward_model"):
         RewardModel(config.reward_model, robot)
+        takes_encoder(config.reward_model, policy)

@@ -35,7 +35,7 @@ from world_models.imagined_env import ImaginedEnv
 from world_models.models.autoencoder import Autoencoder
 from world_models.models.flow_model import FlowWorldModel
 from world_models.registry import DynamicsConfig, build_world_model
-from world_models.reward_model import RewardModel
+from world_models.reward_model import RewardModel, takes_encoder
 from world_models.training.autoencoder import AutoencoderFit
 from world_models.training.distillation import Distillation
 from world_models.training.dynamics import DynamicsFit
@@ -124,7 +124,7 @@ def fit_world_model(
 
     WorldModelError where ``directory`` holds a fit with other settings, episodes, seed or ``start``, and, before
     anything is fitted, where the episodes hold too few successes for a reward model or few observations a whole chunk
-    apart (``ClipSampler.check_full_gaps``).
+    apart (``ClipSampler.check_full_gaps``), or where ``policy`` lacks the encoder that the reward model is to keep.
 
     ``cameras``: to predict, in this order; None: all that were recorded. ``policy``: the reward model starts from its
     encoder, if it has one of the same settings. ``start``: an earlier world model whose dynamics are fitted further.
@@ -132,6 +132,10 @@ def fit_world_model(
     clips = open_clips(stores, config.dynamics, "fit", cameras=cameras)
     calibration = open_clips(stores, config.dynamics, "calibration", cameras=clips.cameras)
     robot = robot_of(stores, clips)
+    try:
+        takes_encoder(config.reward_model, policy)
+    except ValueError as error:
+        raise WorldModelError(f"imagination.model.reward_model: {error}") from None
     success_observations(clips, config.reward_model)
     clips.check_full_gaps()
     earlier = load_world_model(start, device) if start is not None else None
