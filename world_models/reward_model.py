@@ -130,17 +130,17 @@ class RewardModel(nn.Module):
 
         ValueError as of ``takes_encoder``.
         """
-        if not takes_encoder(self.config, policy):
-            return False
-        for own, other in (
-            (self.encoder, policy.encoder),
-            (self.forecast, policy.forecast),
-            (self.normalizer, policy.normalizer),
-        ):
-            with crossing("weights"):
-                own.load_state_dict(other.state_dict())
-        self.encoder.requires_grad_(not self.config.frozen_encoder)
-        return True
+        if takes_encoder(self.config, policy):
+            for own, other in (
+                (self.encoder, policy.encoder),
+                (self.forecast, policy.forecast),
+                (self.normalizer, policy.normalizer),
+            ):
+                with crossing("weights"):
+                    own.load_state_dict(other.state_dict())
+            self.encoder.requires_grad_(not self.config.frozen_encoder)
+            return True
+        return False
 
 
 def takes_encoder(config: RewardModelConfig, policy: object) -> TypeGuard[HasCompactEncoder]:
