@@ -130,7 +130,7 @@ class RewardModel(nn.Module):
 
         ValueError as of ``takes_encoder``.
         """
-        if takes_encoder(self.config, policy):
+        if takes_encoder(policy, self.config):
             for own, other in (
                 (self.encoder, policy.encoder),
                 (self.forecast, policy.forecast),
@@ -143,7 +143,7 @@ class RewardModel(nn.Module):
         return False
 
 
-def takes_encoder(config: RewardModelConfig, policy: object) -> TypeGuard[HasCompactEncoder]:
+def takes_encoder(policy: object, config: RewardModelConfig) -> TypeGuard[HasCompactEncoder]:
     """Whether a reward model starts from the encoder of ``policy``. ValueError where it is to keep it and cannot."""
     same = isinstance(policy, HasCompactEncoder) and policy.encoder.config == config.encoder
     if config.frozen_encoder and not same:

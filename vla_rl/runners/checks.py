@@ -286,4 +286,4 @@ def _check_world_model(config: WorldModelConfig, policy: Policy) -> None:
         build_world_model(config.dynamics, robot)
     with naming("imagination.model.reward_model"):
         RewardModel(config.reward_model, robot)
-        takes_encoder(config.reward_model, policy)
+        takes_encoder(policy, config.reward_model)

@@ -133,7 +133,7 @@ def fit_world_model(
     calibration = open_clips(stores, config.dynamics, "calibration", cameras=clips.cameras)
     robot = robot_of(stores, clips)
     try:
-        takes_encoder(config.reward_model, policy)
+        takes_encoder(policy, config.reward_model)
     except ValueError as error:
         raise WorldModelError(f"imagination.model.reward_model: {error}") from None
     success_observations(clips, config.reward_model)
