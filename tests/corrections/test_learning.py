@@ -6,6 +6,7 @@ import http.client
 import json
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from policies.policy import RobotSpec
 from policies.residual.policy import ResidualPolicy
 from real_robot.corrections.browsing import EpisodeBrowser
 from real_robot.corrections.training import LEARNING, TrainingReader
+from real_robot.serving.published import PublishedVersions
 from sims.errors import UserError
 from tests.corrections.killed_learner import kill_in_its_first_round
 from tests.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_session
@@ -169,6 +171,23 @@ def test_an_interrupted_round_is_given_up_when_what_it_learned_from_changes(tmp_
         store.label(ids[0], "success", False, author="anna")
     found = learn_round(tmp_path, CONFIG)
     assert (found["round"], found["corrected_episodes"]) == (2, 2)
+
+
+def test_a_round_is_given_up_when_its_policy_is_rolled_back_while_it_trains(tmp_path: Path):
+    corrections(tmp_path)
+    versions = PublishedVersions(tmp_path / BUNDLE)
+    first = versions.newest()
+    learn_round(tmp_path, CONFIG)
+    second = versions.newest()
+    with ThreadPoolExecutor(1) as learner:
+        learned = learner.submit(learn_round, tmp_path, CONFIG)
+        while len(read_rounds(tmp_path)) < 2 and not learned.done():
+            time.sleep(0.002)
+        assert versions.roll_back() == (second, first)
+        assert learned.result()["round"] == 3
+    parents = [begun.parent for _, begun in read_rounds(tmp_path)]
+    assert parents == [first, second, first]
+    assert read_bundle_info(tmp_path / BUNDLE).provenance.parent == first
 
 
 def test_adaptive_share_by_hand():
