@@ -26,13 +26,14 @@ from real_robot.serving.published import PublishedVersions
 from sims.errors import UserError
 from tests.corrections.killed_learner import kill_in_its_first_round
 from tests.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_session
-from tests.corrections.small_server import PATIENT, server, write_bundle
+from tests.corrections.small_server import PATIENT, SIM, server, write_bundle
 from tests.episodes.episode_examples import make_episode
 from tests.real_robot.small_policies import small_policy
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.cli import main as cli
 from vla_rl.config.corrections import AdaptiveShare, CorrectionsConfig, LearningConfig
-from vla_rl.config.loader import load_config
+from vla_rl.config.experiment import Experiment
+from vla_rl.config.loader import load_config, save_config
 from vla_rl.config.packaged import find_config
 from vla_rl.runners.correction_rounds import learn, learn_round, read_rounds
 from vla_rl.runners.correction_sources import adaptive_share, cloning_sources, corrected_episodes, sirius_shares
@@ -159,6 +160,27 @@ def test_a_round_that_was_trained_but_not_published_is_published_and_its_episode
     corrections(tmp_path, episodes=1)  # one more than those that were learned from
     second = next(watching)
     assert (second["round"], second["corrected_episodes"]) == (2, 4)
+
+
+def test_a_folder_has_one_learner(tmp_path: Path):
+    corrections(tmp_path)
+    learning = learn(tmp_path, CONFIG, watch=False)
+    assert next(learning)["round"] == 1
+    with pytest.raises(UserError, match="learning is being written by another process"):
+        next(learn(tmp_path, CONFIG, watch=False))
+
+
+@pytest.mark.parametrize("command", ["correct", "fleet"])
+def test_the_folder_of_a_run_is_refused_and_stays_as_it_is(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+):
+    write_bundle(tmp_path / "bundle")
+    save_config(Experiment(sim=SIM), tmp_path / "config.yaml")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(SystemExit) as end:
+        cli.main([command, str(tmp_path), "--out", str(tmp_path), "--no-browser"])
+    assert (end.value.code, "is the folder of a run" in capsys.readouterr().err) == (2, True)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_an_interrupted_round_is_given_up_when_what_it_learned_from_changes(tmp_path: Path):

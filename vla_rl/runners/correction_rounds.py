@@ -40,6 +40,7 @@ from vla_rl.runners.correction_replays import Replays, all_episodes, correction_
 from vla_rl.runners.correction_sources import cloning_sources, corrected_episodes, measured_share, successful_episodes
 from vla_rl.runners.corrections import BUNDLE, EPISODES
 from vla_rl.runners.imitation import clone_windows, window_samplers
+from vla_rl.runs.run_dir import lock_folder
 
 POLL_S, CHECKPOINT_S = 2.0, 5.0
 FEATURE_WINDOWS = 256
@@ -71,10 +72,15 @@ def learn(folder: Path, config: CorrectionsConfig, *, watch: bool) -> Iterator[d
     """``vla-rl learn``: rounds of training on ``folder``'s corrections; {round, corrected_episodes, version} each.
 
     ``watch``: a round whenever there are enough new corrected episodes; else one, from all there are. A round that was
-    interrupted comes first. UserError if there are no corrections.
+    interrupted comes first. UserError if there are no corrections, or where another process learns from them.
     """
     if not (folder / BUNDLE).exists():
         raise UserError(f"{folder} has no {BUNDLE}; make corrections with: vla-rl correct BUNDLE --out {folder}")
+    with lock_folder(folder / LEARNING):
+        yield from _rounds(folder, config, watch=watch)
+
+
+def _rounds(folder: Path, config: CorrectionsConfig, *, watch: bool) -> Iterator[dict[str, Any]]:
     actors = config.learning.actors
     while True:
         corrected = set(corrected_episodes(folder / EPISODES, actors)) if is_store(folder / EPISODES) else set()
