@@ -464,6 +464,15 @@ def test_tracked_runs_are_small_and_are_compared_as_the_runs_are(tmp_path: Path,
         track_run(runs[0], tmp_path / "taken")
 
 
+def test_a_run_is_tracked_into_a_folder_above_it_and_never_into_itself(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "one", videos=False)
+    copied = track_run(run, tmp_path)
+    assert copied["files"] > 3
+    for one in (run, Path(copied["folder"])):
+        with pytest.raises(UserError, match="would be replaced by its copy"):
+            track_run(one, one.parent)
+
+
 def test_a_copy_that_was_interrupted_leaves_the_earlier_one_and_the_next_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
