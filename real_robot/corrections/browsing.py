@@ -98,13 +98,18 @@ class EpisodeBrowser:
         self._change(id, write)
 
     def success_from(self, id: str, step: int, *, person: str) -> None:
-        """A success from control step ``step`` of the episode on, as it is shown: a label for the classifier."""
+        """A success from control step ``step`` of the episode on, as it is shown: a label for the classifier.
+
+        EpisodeError where it has no such step. The last of its labels, undone, leaves the outcome as it was.
+        """
 
         def write(store: EpisodeStore) -> None:
-            entry, labels = self._find(store, id)
-            if not is_success(labels, entry.success):
-                store.label(id, SUCCESS, True, author=person)
+            entry, _ = self._find(store, id)
+            if step > entry.steps:
+                raise EpisodeError(f"the episode has {entry.steps} steps: its success cannot begin at step {step}")
             store.label(id, SUCCESS_FROM, step + entry.first, author=person)
+            if not is_success(store.labels(id), entry.success):
+                store.label(id, SUCCESS, True, author=person)
 
         self._change(id, write)
 

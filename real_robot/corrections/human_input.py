@@ -51,8 +51,11 @@ class HumanInput:
         self._held_values = action[self._held].copy()
 
     def receive(self, raw: RawInput) -> None:
-        """Every input in the order of arrival: a key that is pressed shorter than a control step counts, too."""
-        if GRIPPER_KEY in raw.keys - self._keys:
+        """Every input in the order of arrival: a key that is pressed shorter than a control step counts, too.
+
+        Without the deadman it does not.
+        """
+        if raw.deadman and GRIPPER_KEY in raw.keys - self._keys:
             self._held_values = np.where(self._held_values > 0, -1.0, 1.0).astype(np.float32)
         self._keys = raw.keys
 

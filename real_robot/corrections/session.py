@@ -271,6 +271,8 @@ class CorrectionSession:
 
     def instruct(self, text: str, *, person: str) -> None:
         """Another instruction for the policy, from its next chunk on; the episode is recorded with the last one."""
+        if self.mode == "ended":
+            raise Refused(ENDED)
         if not 0 < len(text.strip()) <= MAX_INSTRUCTION or not text.isprintable():
             raise Refused(f"an instruction is one line of 1 to {MAX_INSTRUCTION} characters")
         self.attempt.instruction = text.strip()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import socket
 import sys
+import tempfile
 import threading
 import time
 import webbrowser
 from collections.abc import Iterator
 from dataclasses import dataclass
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
+from ssl import PROTOCOL_TLS_SERVER, SSLContext
 from typing import TYPE_CHECKING
 
 from real_robot.corrections.access import Origins
@@ -54,9 +58,15 @@ class Address:
 
 
 def listen(address: Address) -> socket.socket:
-    """Raises UserError, also where the packages of a web server are missing."""
+    """Raises UserError, also where the certificate is none or the packages of a web server are missing."""
     if find_spec("fastapi") is None or find_spec("uvicorn") is None:
         raise UserError("the page needs a web server. Run: pip install 'vla-rl[corrections]'")
+    if address.certificate is not None:
+        try:
+            SSLContext(PROTOCOL_TLS_SERVER).load_cert_chain(address.certificate, address.key)
+        except OSError as error:
+            files = f"--certificate {address.certificate} and --key {address.key}"
+            raise UserError(f"{files} are no PEM certificate and its key ({error})") from None
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -105,8 +115,15 @@ def serving_web(app: FastAPI, listening: socket.socket, address: Address) -> Ite
 
 
 def open_page(address: str, *, browser: bool, note: str = "") -> None:
-    """Print the address and ``note``; open it where there is a browser to open it."""
+    """Print the address and ``note``; open it where there is a browser to open it.
+
+    The browser is given a file of the user that leads there: other users see the arguments of its process.
+    """
     print(f"{address}\n(works once, for 10 minutes{note and '; '}{note})", file=sys.stderr, flush=True)
     if browser:
+        with tempfile.NamedTemporaryFile("w", prefix="vla-rl-", suffix=".html", delete=False) as file:
+            file.write(f'<meta http-equiv="refresh" content="0; url={escape(address)}">\n')
+        path = Path(file.name)
+        atexit.register(path.unlink, missing_ok=True)
         with contextlib.suppress(webbrowser.Error):
-            webbrowser.open(address)
+            webbrowser.open(path.as_uri())

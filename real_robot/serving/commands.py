@@ -11,6 +11,7 @@ import contextlib
 import os
 import secrets
 import sys
+import tempfile
 import threading
 from functools import partial
 from pathlib import Path
@@ -70,8 +71,11 @@ def default_token_file() -> Path:
     path = folder / "token"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)
-        path.write_text(secrets.token_hex(16) + "\n")
+        with tempfile.NamedTemporaryFile("w", dir=folder) as file:  # of its owner alone
+            file.write(secrets.token_hex(16) + "\n")
+            file.flush()
+            with contextlib.suppress(FileExistsError):  # of another program that starts now
+                os.link(file.name, path)
     return path
 
 

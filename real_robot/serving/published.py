@@ -7,12 +7,14 @@ bundle (what a learner publishes) -> published/HASH (kept) -> rolled back: the v
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from episodes.files import write_atomically
@@ -25,6 +27,8 @@ class PublishedVersions:
     """What a learner publishes in the folder ``bundle`` is kept in ``published`` beside it (``published-NAME`` where
     its name is not "bundle"), a folder for each. Thread-safe.
 
+    Several processes may keep the record of one folder: each change is made to what is on the disk.
+
     ``order``: SHA-256 of all of them, the one published last at the end; ``rolled_back``: of those that failed.
     ``restore``: after a roll-back the version before is put there again.
     """
@@ -35,9 +39,10 @@ class PublishedVersions:
         self._kept = self._live.with_name("published" if name == "bundle" else f"published-{name}")
         self._index, self._lock = self._kept / "versions.json", threading.Lock()
         self._kept.mkdir(parents=True, exist_ok=True)
-        known = json.loads(self._index.read_text()) if self._index.exists() else {"order": [], "rolled_back": []}
-        self.order: list[str] = known["order"]
-        self.rolled_back: list[str] = known["rolled_back"]
+        self.order: list[str] = []
+        self.rolled_back: list[str] = []
+        with self._changing():
+            pass
 
     def newest(self, *, in_use: Collection[str] = ()) -> str:
         """SHA-256 of the version to serve, which is kept, as are those ``in_use``. Raises BundleError if there is none.
@@ -45,7 +50,7 @@ class PublishedVersions:
         Never of one that was rolled back: where such a bundle was put there again, the newest other one replaces it.
         An older one that was put there again is the newest.
         """
-        with self._lock:
+        with self._changing():
             sha256 = read_bundle_info(self._live).sha256
             if sha256 in self.rolled_back:
                 sha256 = self._standing()[-1]
@@ -55,6 +60,16 @@ class PublishedVersions:
                 self._move_to_end(sha256)
                 self._write()
             return sha256
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """The record as it is on the disk; other threads and processes wait meanwhile."""
+        with self._lock, self._index.with_suffix(".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if self._index.exists():
+                known = json.loads(self._index.read_text())
+                self.order, self.rolled_back = known["order"], known["rolled_back"]
+            yield
 
     def folder(self, sha256: str) -> Path:
         return self._kept / sha256[:12]
@@ -80,7 +95,7 @@ class PublishedVersions:
     def roll_back(self) -> tuple[str, str] | None:
         """Publish the version before the newest again; (rolled back, published), None if none is left or kept."""
         self.newest()
-        with self._lock:
+        with self._changing():
             standing = self._standing()
             if len(standing) < 2 or not self.folder(standing[-2]).exists():
                 return None
@@ -91,7 +106,7 @@ class PublishedVersions:
 
     def drop(self, failed: str, before: str) -> None:
         """A robot rolled ``failed`` back to ``before``, which is published again unless there is a newer one."""
-        with self._lock:
+        with self._changing():
             replaced = read_bundle_info(self._live).sha256 == failed
             if replaced:
                 self._move_to_end(before)
@@ -106,7 +121,8 @@ class PublishedVersions:
         self.order = [*(one for one in self.order if one != sha256), sha256]
 
     def _drop(self, failed: str) -> None:
-        self.rolled_back.append(failed)
+        if failed not in self.rolled_back:
+            self.rolled_back.append(failed)
         self._write()
 
     def _publish(self, sha256: str) -> None:

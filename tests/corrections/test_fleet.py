@@ -35,7 +35,8 @@ from sims.errors import UserError
 from tests.corrections.small_server import server, write_bundle
 from tests.episodes.episode_examples import make_episode
 from tests.real_robot.small_policies import small_policy
-from vla_rl.runners.corrections import join_fleet
+from vla_rl.runners.corrections import fleet, join_fleet
+from vla_rl.runs.run_dir import lock_folder
 
 WELL = Report(
     mode="policy", reason="", task="reach", episode=3, person=None, version="0" * 64, episodes=4, success=1.0,
@@ -141,6 +142,27 @@ def test_what_a_robot_goes_back_to_is_kept_and_the_newest_after_a_restart(tmp_pa
     versions.drop(failed, proven)
     again = PublishedVersions(tmp_path / "bundle", restore=False)
     assert again.newest() == proven == read_bundle_info(again.folder(proven)).sha256
+
+
+def test_a_roll_back_of_one_process_is_kept_by_the_others(tmp_path: Path):
+    live = tmp_path / "bundle"
+    names = []
+    for seed in (0, 1):
+        save_bundle(small_policy(seed=seed), live)
+        names.append(PublishedVersions(live).newest())
+    one, other = PublishedVersions(live), PublishedVersions(live)
+    assert one.roll_back() == (names[1], names[0])
+    save_bundle(small_policy(seed=2), live)
+    newest = other.newest()
+    for versions in (PublishedVersions(live), other):
+        assert versions.rolled_back == [names[1]]
+        assert versions.before(newest) == names[0]
+
+
+def test_a_folder_has_one_hub(tmp_path: Path):
+    write_bundle(tmp_path / "given")
+    with lock_folder(tmp_path / "fleet"), pytest.raises(UserError, match="is being written by another process"):
+        fleet(tmp_path / "given", tmp_path / "fleet", address=Address(), max_behind=3, browser=False)
 
 
 def test_a_bundle_that_is_replaced_while_it_is_copied_is_not_taken_for_the_one_before(

@@ -6,6 +6,7 @@ import http.client
 import json
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,16 +22,18 @@ from policies.policy import RobotSpec
 from policies.residual.policy import ResidualPolicy
 from real_robot.corrections.browsing import EpisodeBrowser
 from real_robot.corrections.training import LEARNING, TrainingReader
+from real_robot.serving.published import PublishedVersions
 from sims.errors import UserError
 from tests.corrections.killed_learner import kill_in_its_first_round
 from tests.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_session
-from tests.corrections.small_server import PATIENT, server, write_bundle
+from tests.corrections.small_server import PATIENT, SIM, server, write_bundle
 from tests.episodes.episode_examples import make_episode
 from tests.real_robot.small_policies import small_policy
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.cli import main as cli
 from vla_rl.config.corrections import AdaptiveShare, CorrectionsConfig, LearningConfig
-from vla_rl.config.loader import load_config
+from vla_rl.config.experiment import Experiment
+from vla_rl.config.loader import load_config, save_config
 from vla_rl.config.packaged import find_config
 from vla_rl.runners.correction_rounds import learn, learn_round, read_rounds
 from vla_rl.runners.correction_sources import adaptive_share, cloning_sources, corrected_episodes, sirius_shares
@@ -159,6 +162,27 @@ def test_a_round_that_was_trained_but_not_published_is_published_and_its_episode
     assert (second["round"], second["corrected_episodes"]) == (2, 4)
 
 
+def test_a_folder_has_one_learner(tmp_path: Path):
+    corrections(tmp_path)
+    learning = learn(tmp_path, CONFIG, watch=False)
+    assert next(learning)["round"] == 1
+    with pytest.raises(UserError, match="learning is being written by another process"):
+        next(learn(tmp_path, CONFIG, watch=False))
+
+
+@pytest.mark.parametrize("command", ["correct", "fleet"])
+def test_the_folder_of_a_run_is_refused_and_stays_as_it_is(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+):
+    write_bundle(tmp_path / "bundle")
+    save_config(Experiment(sim=SIM), tmp_path / "config.yaml")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(SystemExit) as end:
+        cli.main([command, str(tmp_path), "--out", str(tmp_path), "--no-browser"])
+    assert (end.value.code, "is the folder of a run" in capsys.readouterr().err) == (2, True)
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_an_interrupted_round_is_given_up_when_what_it_learned_from_changes(tmp_path: Path):
     ids = corrections(tmp_path)
     learn_round(tmp_path, CONFIG)
@@ -169,6 +193,23 @@ def test_an_interrupted_round_is_given_up_when_what_it_learned_from_changes(tmp_
         store.label(ids[0], "success", False, author="anna")
     found = learn_round(tmp_path, CONFIG)
     assert (found["round"], found["corrected_episodes"]) == (2, 2)
+
+
+def test_a_round_is_given_up_when_its_policy_is_rolled_back_while_it_trains(tmp_path: Path):
+    corrections(tmp_path)
+    versions = PublishedVersions(tmp_path / BUNDLE)
+    first = versions.newest()
+    learn_round(tmp_path, CONFIG)
+    second = versions.newest()
+    with ThreadPoolExecutor(1) as learner:
+        learned = learner.submit(learn_round, tmp_path, CONFIG)
+        while len(read_rounds(tmp_path)) < 2 and not learned.done():
+            time.sleep(0.002)
+        assert versions.roll_back() == (second, first)
+        assert learned.result()["round"] == 3
+    parents = [begun.parent for _, begun in read_rounds(tmp_path)]
+    assert parents == [first, second, first]
+    assert read_bundle_info(tmp_path / BUNDLE).provenance.parent == first
 
 
 def test_adaptive_share_by_hand():

@@ -2,6 +2,8 @@
 
 import json
 import random
+import webbrowser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from real_robot.corrections.human_input import HumanInput, RawInput
 from real_robot.corrections.lease import Lease
 from real_robot.corrections.messages import MAX_MESSAGE_BYTES, Input, WrongMessage, read_message
 from real_robot.corrections.settings import ControlSettings
-from real_robot.corrections.web import Address
+from real_robot.corrections.web import Address, listen, open_page
 from sims.errors import UserError
 
 MOVING = np.arange(6)
@@ -83,12 +85,15 @@ def test_keys_move_as_the_image_shows():
 def test_the_gripper_toggles_once_a_press_and_starts_as_it_was():
     human = HumanInput(ControlSettings(), 7)
     human.begin(np.array([0, 0, 0, 0, 0, 0, -1], dtype=np.float32))
-    pressed, released = RawInput(keys=frozenset({"KeyG"})), RawInput()
+    pressed, released = RawInput(deadman=True, keys=frozenset({"KeyG"})), RawInput(deadman=True)
     values = []
     for raw in (released, pressed, pressed, released, pressed):
         human.receive(raw)
         values.append(float(human.action(raw)[6]))
     assert values == [-1, 1, 1, 1, -1]
+    for raw in (RawInput(), RawInput(keys=frozenset({"KeyG"})), released):
+        human.receive(raw)
+    assert human.action(released)[6] == -1  # nothing moves unless the deadman is held
 
 
 @given(
@@ -214,6 +219,8 @@ def test_another_address_than_loopback_needs_tls(tmp_path):
     for file in files.values():
         file.touch()
     assert Address(host="192.168.1.5", **files).host == "192.168.1.5"
+    with pytest.raises(UserError, match="are no PEM certificate and its key"):
+        listen(Address(**files))
     for anywhere in ("0.0.0.0", "::"):  # no browser could be told apart from another site's by its Host
         with pytest.raises(UserError, match="names no address"):
             Address(host=anywhere, **files)
@@ -276,3 +283,20 @@ def test_ten_thousand_damaged_messages_are_refused_or_are_good():
         except WrongMessage:
             refused += 1
     assert refused > 8000
+
+
+def test_the_browser_is_given_a_file_of_its_user_that_leads_to_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    opened = tmp_path / "opened"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$@" > {opened}\n')
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER", f"{browser} %s")
+    monkeypatch.setattr(webbrowser, "_tryorder", None)  # read again
+    open_page("http://127.0.0.1:1/?token=secret", browser=True)
+    argument = opened.read_text().strip()
+    file = Path(argument.removeprefix("file://"))
+    assert "secret" not in argument
+    assert "url=http://127.0.0.1:1/?token=secret" in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600

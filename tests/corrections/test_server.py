@@ -416,7 +416,14 @@ def test_every_change_of_an_episodes_labels_changes_what_the_rule_counts(tmp_pat
         assert counted("label/success") == (1, 1.0)
         assert counted("undo") == (1, 0.0)  # as the environment said
         assert counted("success_from?step=4") == (1, 1.0)
-        assert counted("undo") == (1, 1.0)  # that it is a success is a label of its own
+        assert counted("undo") == (1, 0.0)  # as the environment said
+        assert (
+            ask(one, f"/api/episodes/{id}/success_from?step=13", method="POST", cookie=cookie, Origin=origin)[0] == 422
+        )
+        assert counted("label/failure") == (1, 0.0)
+        assert counted("success_from?step=4") == (1, 1.0)
+        assert counted("undo") == (1, 0.0)  # as the person said before
+        assert counted("label/success") == (1, 1.0)
         assert counted("delete") == (0, None)
         assert counted("undo") == (1, 1.0)
         assert counted("label/abort") == (0, None)

@@ -263,6 +263,8 @@ def test_instructions_are_changed_for_the_policy_and_recorded(tmp_path):
         robot.instruct("reach the blue block", person="anna")
         ticks(robot, 2)
         robot.end("abort", person="anna")
+        with pytest.raises(Refused, match="the episode has ended"):
+            robot.instruct("reach the red block", person="anna")
         assert robot.last_episode is not None
         assert robot.store.read(robot.last_episode).instruction == "reach the blue block"
         assert robot.store.labels(robot.last_episode) == {"outcome": "abort"}

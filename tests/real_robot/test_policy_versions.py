@@ -9,6 +9,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +23,7 @@ from episodes.overlays import EpisodeOutcome
 from policies.bundle import read_bundle_info, save_bundle
 from real_robot.serving.backends import ChunkBackend
 from real_robot.serving.client import PolicyClient
+from real_robot.serving.commands import default_token_file
 from real_robot.serving.protocol import ActRequest, Chunk, EpisodeEnd, pack, unpack
 from real_robot.serving.registry import load_backend
 from real_robot.serving.server import PolicyServer, ServerConfig
@@ -483,3 +485,14 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_programs_that_start_at_once_read_one_whole_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with ThreadPoolExecutor(4) as programs:
+        for i in range(50):
+            monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / str(i)))
+            tokens = set(programs.map(lambda _: default_token_file().read_text(), range(4)))
+            assert len(tokens) == 1
+            assert len(tokens.pop()) == 33
+            (file,) = (tmp_path / str(i) / "vla-rl").iterdir()
+            assert file.stat().st_mode & 0o777 == 0o600

@@ -204,6 +204,7 @@ def test_a_folder_in_place_of_a_file_is_one_message_that_says_what_to_name(
         (FileNotFoundError(2, "No such file or directory", "runs/b"), 2, "vla-rl: runs/b: no such file or directory\n"),
         (OSError(30, "Read-only file system", "/mnt/run"), 2, "vla-rl: /mnt/run: read-only file system\n"),
         (FileExistsError(17, "File exists", "runs/c"), 2, "vla-rl: runs/c: file exists\n"),
+        (FileNotFoundError("no file of round 3"), 2, "vla-rl: no file of round 3\n"),
         (KeyboardInterrupt(), 130, "vla-rl: interrupted\n"),
         (NotFinite("kl", math.inf, where="minibatch 3"), 1, "kl is inf (minibatch 3); allowed are finite numbers"),
         (StoreFull("runs/store: no space left"), 1, "vla-rl: runs/store: no space left\n"),

@@ -326,6 +326,25 @@ def test_runs_without_a_simulator_are_compared_by_what_they_imagine_and_say_so(t
     assert check(write_comparison(runs, tmp_path / "compare.html")).text.count("imagined") == 2
 
 
+def test_runs_that_start_from_the_bundle_of_their_seed_are_one_group(tmp_path: Path):
+    runs = [make_run(tmp_path / f"{start}-{seed}", seed=seed, videos=False) for start in "ab" for seed in (0, 1)]
+    for run in runs:
+        start, seed = run.name.split("-")
+        with (run / "config.yaml").open("a") as file:
+            file.write(f"start:\n  name: bundle\n  path: runs/{start}_seed{seed}/bundle\n")
+    found = groups([read_run(run) for run in runs])
+    assert [[run.path.name for run in group.runs] for group in found] == [["a-0", "a-1"], ["b-0", "b-1"]]
+
+
+@pytest.mark.parametrize("imagined", [3, {}, {"before": {"success": 0.5}, "after": {"success": 0.5}}])
+def test_a_damaged_success_in_a_world_model_is_one_message(tmp_path: Path, imagined: object):
+    run = make_run(tmp_path / "one", videos=False)
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(result | {"imagined": imagined}))
+    with pytest.raises(UserError, match="result.json is damaged"):
+        read_run(run)
+
+
 def test_groups_that_differ_in_many_settings_are_named_by_the_algorithm_and_a_few(tmp_path: Path):
     runs = [make_run(tmp_path / f"ppo-{seed}", seed=seed, videos=False) for seed in (0, 1)]
     runs += [make_run(tmp_path / name, algorithm="off_policy", videos=False) for name in ("b", "c")]
@@ -462,6 +481,15 @@ def test_tracked_runs_are_small_and_are_compared_as_the_runs_are(tmp_path: Path,
     (tmp_path / "taken" / "one").mkdir(parents=True)
     with pytest.raises(UserError, match="is no copy of a run; choose another --out"):
         track_run(runs[0], tmp_path / "taken")
+
+
+def test_a_run_is_tracked_into_a_folder_above_it_and_never_into_itself(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "one", videos=False)
+    copied = track_run(run, tmp_path)
+    assert copied["files"] > 3
+    for one in (run, Path(copied["folder"])):
+        with pytest.raises(UserError, match="would be replaced by its copy"):
+            track_run(one, one.parent)
 
 
 def test_a_copy_that_was_interrupted_leaves_the_earlier_one_and_the_next_succeeds(

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -20,7 +20,7 @@ from sims.errors import UserError
 from tests.vla_rl.run_folder import make_imagined_run, make_run
 from vla_rl.config.experiment import Experiment
 from vla_rl.report.watch import live_page, make_server, version
-from vla_rl.runs.listing import list_runs, state_of
+from vla_rl.runs.listing import list_runs, read_stats, state_of
 from vla_rl.runs.run_dir import Run, open_run
 
 
@@ -151,6 +151,18 @@ def test_the_page_shows_what_is_new_and_loads_nothing_from_elsewhere(page: tuple
     assert "ValueError: &lt;wrong&gt;" in after
     with pytest.raises(HTTPError, match="404"):
         text(url + "/../etc/passwd")
+
+
+def test_a_page_of_another_name_reads_nothing(page: tuple[Path, str]) -> None:
+    for headers in ({"Host": "rebound.example"}, {"Origin": "http://rebound.example"}):
+        with pytest.raises(HTTPError, match="403"):
+            urlopen(Request(page[1], headers=headers))
+
+
+def test_files_that_come_and_go_are_not_counted(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.write_text("one")
+    assert [stat.st_size for stat in read_stats([tmp_path / "gone", there])] == [3]
 
 
 def test_a_damaged_file_is_a_page_that_says_so_until_it_is_repaired(page: tuple[Path, str]) -> None:

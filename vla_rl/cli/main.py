@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except OSError as error:
         if not isinstance(error, WRONG_PATH) and error.errno not in WRONG_PATH_CODES:
             _fail(command, error)
-        _exit(2, f"{error.filename}: {(error.strerror or 'cannot be opened').lower()}")
+        _exit(2, str(error) if error.filename is None else f"{error.filename}: {(error.strerror or '').lower()}")
     except Exception as error:
         _fail(command, error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -82,8 +83,10 @@ def _names(settings: Sequence[Mapping[str, object]], different: Sequence[str]) -
 
 
 def _settings(run: RunData) -> dict[str, object]:
+    """Without what is of one run alone, as the run's own seed in a path: each starts from the bundle of its seed."""
+    seed = rf"(?<!\d){re.escape(str(run.settings.get('seed')))}(?!\d)"
     return {
-        key: value
+        key: re.sub(seed, "SEED", value) if isinstance(value, str) and "/" in value else value
         for key, value in run.settings.items()
         if key not in OF_ONE_RUN and not key.startswith("cluster.") and value is not None
     }

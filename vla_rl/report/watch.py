@@ -8,12 +8,14 @@ from functools import partial
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import cast
 
+from real_robot.corrections.access import Origins
 from sims.errors import UserError
 from vla_rl.report.page import run_page
 from vla_rl.report.pieces import document
 from vla_rl.report.run_data import read_run
-from vla_rl.runs.listing import state_of, summarize
+from vla_rl.runs.listing import read_stats, state_of, summarize
 from vla_rl.runs.watchdog import WATCHDOG_FILE
 
 RELOAD = """<script>
@@ -53,7 +55,7 @@ def _watched(run_dir: Path, line: str) -> str:
 
 def version(run_dir: Path) -> str:
     """Changes whenever the run's state or a file of the page does."""
-    times = [path.stat().st_mtime_ns for pattern in SHOWN for path in run_dir.glob(pattern)]
+    times = [stat.st_mtime_ns for stat in read_stats(path for one in SHOWN for path in run_dir.glob(one))]
     return f"{state_of(run_dir)}-{len(times)}-{max(times, default=0)}"
 
 
@@ -69,7 +71,11 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*arguments)  # type: ignore[arg-type]
 
     def do_GET(self) -> None:
-        if self.path == "/version":
+        server = cast(ThreadingHTTPServer, self.server)
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        if refusal := Origins(host="127.0.0.1", port=server.server_port).refusal(headers, changes=False):
+            self.send_error(403, refusal)
+        elif self.path == "/version":
             self._answer(version(self.run_dir), "text/plain")
         elif self.path == "/":
             try:

@@ -10,6 +10,7 @@ A round notes what it begins with; a learner that was killed, at any moment, con
 from __future__ import annotations
 
 import dataclasses
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from vla_rl.runners.correction_replays import Replays, all_episodes, correction_
 from vla_rl.runners.correction_sources import cloning_sources, corrected_episodes, measured_share, successful_episodes
 from vla_rl.runners.corrections import BUNDLE, EPISODES
 from vla_rl.runners.imitation import clone_windows, window_samplers
+from vla_rl.runs.run_dir import lock_folder
 
 POLL_S, CHECKPOINT_S = 2.0, 5.0
 FEATURE_WINDOWS = 256
@@ -70,10 +72,15 @@ def learn(folder: Path, config: CorrectionsConfig, *, watch: bool) -> Iterator[d
     """``vla-rl learn``: rounds of training on ``folder``'s corrections; {round, corrected_episodes, version} each.
 
     ``watch``: a round whenever there are enough new corrected episodes; else one, from all there are. A round that was
-    interrupted comes first. UserError if there are no corrections.
+    interrupted comes first. UserError if there are no corrections, or where another process learns from them.
     """
     if not (folder / BUNDLE).exists():
         raise UserError(f"{folder} has no {BUNDLE}; make corrections with: vla-rl correct BUNDLE --out {folder}")
+    with lock_folder(folder / LEARNING):
+        yield from _rounds(folder, config, watch=watch)
+
+
+def _rounds(folder: Path, config: CorrectionsConfig, *, watch: bool) -> Iterator[dict[str, Any]]:
     actors = config.learning.actors
     while True:
         corrected = set(corrected_episodes(folder / EPISODES, actors)) if is_store(folder / EPISODES) else set()
@@ -91,11 +98,24 @@ def learn(folder: Path, config: CorrectionsConfig, *, watch: bool) -> Iterator[d
 
 
 def learn_round(folder: Path, config: CorrectionsConfig) -> dict[str, Any]:
-    """Clone what the configuration says, from the published policy on, and publish it; or continue such a round."""
+    """Clone what the configuration says, from the published policy on, and publish it; or continue such a round.
+
+    Where another version was published meanwhile (a roll-back), the round is given up and another begun.
+    """
+    while True:
+        path, begun = _train_round(folder, config)
+        if _is_trained(path, begun, read_bundle_info(folder / BUNDLE).sha256):
+            return _publish(folder, path, begun)
+        given_up = f"round {round_number(path)} is given up: {begun.parent[:12]}, which it began with, is published no"
+        print(f"{given_up} longer; the next one begins with the version that is", file=sys.stderr, flush=True)
+
+
+def _train_round(folder: Path, config: CorrectionsConfig) -> tuple[Path, Round]:
+    """A round of which all that is left is to publish it."""
     version = read_bundle_info(folder / BUNDLE).sha256
     for path, begun in read_rounds(folder)[-1:]:
         if not begun.published and _is_trained(path, begun, version):
-            return _publish(folder, path, begun)
+            return path, begun
     policy = _policy(folder / BUNDLE, config)
     path, begun, data = _continued(folder, config, policy, version) or _next(folder, config, policy, version)
     same: Any = {"seed": config.seed, "parent": version, "checkpoint_s": CHECKPOINT_S}
@@ -105,7 +125,7 @@ def learn_round(folder: Path, config: CorrectionsConfig) -> dict[str, Any]:
     else:
         _scale_features(policy, data[0])
         clone_windows(policy, data, config.learning.bc, path, **same)
-    return _publish(folder, path, begun)
+    return path, begun
 
 
 Data = list[WindowSampler] | Replays

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from episodes.store import EpisodeStore, is_store
 from policies.bundle import MANIFEST, copy_bundle, read_bundle_info
@@ -37,7 +37,7 @@ from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.packaged import find_config
 from vla_rl.runners.evaluate import locate
-from vla_rl.runs.run_dir import load_experiment, lock_folder
+from vla_rl.runs.run_dir import CONFIG_FILE, load_experiment, lock_folder
 
 BUNDLE, EPISODES = "bundle", "episodes"
 POLL_S = 2.0
@@ -80,11 +80,19 @@ def join_fleet(server: CorrectionServer, fleet: Path) -> FleetLink:
 
 def fleet(path: Path, folder: Path, *, address: Address, max_behind: int, browser: bool) -> None:
     """``vla-rl fleet``: the hub of many robots, which begin with the policy of the run or bundle ``path``."""
-    if not (folder / BUNDLE / MANIFEST).exists():
-        copy_bundle(path if (path / MANIFEST).exists() else locate(path)[1], folder / BUNDLE)
-    with serving_fleet(folder, address=address, max_behind=max_behind) as opened:
-        open_page(opened, browser=browser, note=f"episodes in {folder / EPISODES}")
-        threading.Event().wait()
+    with _locked(folder):
+        if not (folder / BUNDLE / MANIFEST).exists():
+            copy_bundle(path if (path / MANIFEST).exists() else locate(path)[1], folder / BUNDLE)
+        with serving_fleet(folder, address=address, max_behind=max_behind) as opened:
+            open_page(opened, browser=browser, note=f"episodes in {folder / EPISODES}")
+            threading.Event().wait()
+
+
+def _locked(folder: Path) -> TextIO:
+    """As ``lock_folder``; UserError also for a run's folder, whose bundle learning would replace."""
+    if (folder / CONFIG_FILE).exists():
+        raise UserError(f"--out {folder} is the folder of a run; choose another, for the bundle and what is learned")
+    return lock_folder(folder)
 
 
 @contextlib.contextmanager
@@ -101,7 +109,7 @@ def serving(
     experiment, bundle = _find(path, experiment)
     sim = _single(experiment.sim, tasks)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(lock_folder(folder))
+        stack.enter_context(_locked(folder))
         live = _take_bundle(bundle, folder)
         env = make_env(sim)
         stack.callback(env.close)
@@ -130,7 +138,7 @@ def serving_arm(
         raise UserError("control.pace, wait_for_input and show_expert are for simulators: leave them out with --robot")
     given = path if (path / MANIFEST).exists() else locate(path)[1]
     file = read_robot(robot)
-    with lock_folder(folder), connected(file, name="vla_rl_correct") as connection:
+    with _locked(folder), connected(file, name="vla_rl_correct") as connection:
         live = _take_bundle(given, folder)
         spec = read_bundle_info(live).robot
         arm = ArmEnv(
@@ -197,7 +205,7 @@ def _fit_command(config: CorrectionsConfig, episodes: Path, out: Path) -> list[s
 
 
 def _find(path: Path, experiment: Experiment | None) -> tuple[Experiment, Path]:
-    if experiment is not None and not (path / "config.yaml").exists():
+    if experiment is not None and not (path / CONFIG_FILE).exists():
         return experiment, path
     run, bundle = locate(path)
     return experiment or load_experiment(run), bundle

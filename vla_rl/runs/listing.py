@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -44,7 +46,7 @@ def list_runs(folder: Path) -> list[RunSummary]:
 
 
 def summarize(run_dir: Path) -> RunSummary:
-    files = [path.stat() for path in run_dir.rglob("*") if path.is_file()]
+    files = read_stats(Path(folder, name) for folder, _, names in os.walk(run_dir) for name in names)
     state, damage = state_of(run_dir), ""
     try:
         result, stages, metrics = read_result(run_dir), read_stages(run_dir), read_metrics(run_dir)
@@ -64,6 +66,15 @@ def summarize(run_dir: Path) -> RunSummary:
         bytes=sum(file.st_size for file in files),
         damage=damage,
     )
+
+
+def read_stats(paths: Iterable[Path]) -> list[os.stat_result]:
+    """Of those that are there: files of a run that goes on come and go."""
+    found = []
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            found.append(path.stat())
+    return found
 
 
 def state_of(run_dir: Path) -> State:

@@ -11,6 +11,7 @@ from sims.errors import UserError
 
 RESULT_FILE = "result.json"
 RATES = ("bc", "rl", "stochastic")  # each {success, interval, ..., per_task: {task: {success, interval, episodes}}}
+IMAGINED = ("before", "after")  # learning in a world model; each as one of RATES
 
 
 def read_result(run_dir: Path) -> dict[str, Any]:
@@ -25,6 +26,10 @@ def read_result(run_dir: Path) -> dict[str, Any]:
     for name in RATES:
         if name in result and not _is_rate(result[name]):
             raise _damaged(path, f"{name!r} is not a success rate with its interval")
+    if "imagined" in result:
+        rows = result["imagined"]
+        if not isinstance(rows, dict) or not all(_is_rate(rows.get(name)) for name in IMAGINED):
+            raise _damaged(path, f"'imagined' is not the success rates {' and '.join(IMAGINED)} with their intervals")
     return result
 
 

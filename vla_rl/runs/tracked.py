@@ -29,11 +29,14 @@ def track_run(run_dir: Path, out: Path) -> dict[str, Any]:
     if not (run_dir / RESULT_FILE).is_file():
         raise UserError(f"{run_dir} has no {RESULT_FILE}: it is no run, or not complete; go on with --resume first")
     folder = out / run_dir.resolve().name
+    if folder.resolve() == run_dir.resolve():
+        raise UserError(f"{run_dir} would be replaced by its copy; choose another --out")
     if folder.exists() and not (folder / LIST_FILE).is_file():
         raise UserError(f"{folder} exists and is no copy of a run; choose another --out")
     found = (path for name in KEPT for path in run_dir.rglob(name) if path.is_file())
     known = (path for path in found if "wandb" not in path.relative_to(run_dir).parts)
-    files = sorted(path for path in known if out.resolve() not in path.resolve().parents)
+    copies = (out if run_dir.resolve() in out.resolve().parents else folder).resolve()
+    files = sorted(path for path in known if copies not in path.resolve().parents)
     unfinished, hashes = folder.with_name(f".{folder.name}.partial"), {}
     shutil.rmtree(unfinished, ignore_errors=True)
     for path in files:
