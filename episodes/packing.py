@@ -42,7 +42,7 @@ def pack(episode: Episode, *, jpeg_quality: int | None) -> tuple[Arrays, dict[st
             arrays[f"jpeg/{camera}/blob"], arrays[f"jpeg/{camera}/offsets"] = blob, offsets
             arrays[f"jpeg/{camera}/size"] = np.array(frames.shape[1:3], dtype=np.int32)
     attributes = {name: getattr(episode, name) for name in ATTRIBUTES}
-    attributes["operators"] = list(episode.operators)
+    attributes |= {"operators": list(episode.operators), "action_delay": int(episode.action_delay)}
     attributes |= {"schema": SCHEMA, "seed": int(episode.seed), "fingerprint": dict(episode.fingerprint)}
     return arrays, attributes
 
@@ -58,6 +58,7 @@ def unpack(arrays: Arrays, attributes: Mapping[str, Any]) -> Episode:
     }
     fields: dict[str, Any] = {name: attributes[name] for name in ATTRIBUTES}
     fields["operators"] = tuple(attributes.get("operators", ()))
+    fields["action_delay"] = attributes.get("action_delay", 0)
     fields |= {name: arrays[name] for name in ARRAYS} | {name: arrays.get(name) for name in OPTIONAL_ARRAYS}
     return Episode(images=images, **fields)
 

@@ -126,6 +126,7 @@ class RecordedEnv(EnvWrapper):
             seed=start.seed,
             source=self.source,
             control_hz=self.spec.control_hz,
+            action_delay=self.spec.action_delay,
             policy_version=unfinished.policy_version,
             fingerprint={"environment": self.spec.name, **self.spec.fingerprint},
             **arrays,

@@ -76,6 +76,8 @@ class Episode:
     step, also while a person drove; ``intervention``, number of the intervention that the step belongs to, -1 in none;
     ``operators``, who made each intervention; ``input_time_s`` and ``applied_time_s``, Unix times at which a person's
     input arrived (0 where there was none) and the action was executed.
+    ``action_delay``: control steps from ``step`` of the environment to the execution of its action
+    (``EnvSpec.action_delay``); files of earlier versions do not say it and are read as 0.
     ``fingerprint``: versions of what the environment depends on (``EnvSpec.fingerprint``).
     """
 
@@ -99,6 +101,7 @@ class Episode:
     seed: int
     source: str
     control_hz: float
+    action_delay: int = 0
     policy_version: str = ""
     operators: tuple[str, ...] = ()
     fingerprint: Mapping[str, str] = field(default_factory=dict)
@@ -121,7 +124,7 @@ _ARRAY_TYPES = {
     "input_time_s": (np.float64, 1), "applied_time_s": (np.float64, 1),
 }  # fmt: skip
 OPTIONAL_ARRAYS = ("step_policy_version", "shadow_action", "intervention", "input_time_s", "applied_time_s")
-OPTIONAL_ATTRIBUTES = ("operators",)
+OPTIONAL_ATTRIBUTES = ("operators", "action_delay")
 ARRAYS = tuple(name for name in _ARRAY_TYPES if name not in OPTIONAL_ARRAYS)
 
 
@@ -157,6 +160,8 @@ def _check_attributes(episode: Episode) -> None:
             raise _refuse(episode, f"{name} is empty")
     if not (np.isfinite(episode.control_hz) and episode.control_hz > 0):
         raise _refuse(episode, f"control_hz is {episode.control_hz}, it must be positive")
+    if episode.action_delay < 0:
+        raise _refuse(episode, f"action_delay is {episode.action_delay}, it must be 0 or more control steps")
     for camera in episode.images:
         if not re.fullmatch(r"[A-Za-z0-9_-]+", camera):
             raise _refuse(episode, f"camera name {camera!r} has characters other than letters, digits, _ and -")

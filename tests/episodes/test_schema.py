@@ -44,6 +44,7 @@ def changed(name: str, index, value) -> dict[str, np.ndarray]:
         ({"task": ""}, "task is empty"),
         ({"seed": 2**63}, "seed does not fit 64 bits"),
         ({"control_hz": 0.0}, "must be positive"),
+        ({"action_delay": -1}, "action_delay is -1, it must be 0 or more control steps"),
         ({"id": "../../etc"}, "not a ULID"),
     ],
 )

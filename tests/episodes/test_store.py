@@ -20,7 +20,7 @@ from episodes.catalog import CATALOG_NAME, read_entry
 from episodes.maintenance import info, rebuild, verify
 from episodes.outcomes.rewards import rewarded
 from episodes.overlays import LABELS_NAME, append_changes, append_label, read_changes, read_labels
-from episodes.packing import pack
+from episodes.packing import pack, unpack
 from episodes.sampler import WindowSampler
 from episodes.schema import CorruptEpisode, EpisodeError, InvalidEpisode, StoreFull
 from episodes.store import EpisodeStore, Selection
@@ -133,6 +133,15 @@ def test_a_missing_array_is_reported(tmp_path):
     path = write_file(tmp_path, {}, without="observation_steps")
     with EpisodeStore(tmp_path) as store:
         assert "without observation_steps" in store.corrupt[path.name]
+
+
+def test_an_older_file_without_an_action_delay_is_read_as_none(tmp_path):
+    older, newer = make_episode(), make_episode(action_delay=2)
+    arrays, attributes = pack(newer, jpeg_quality=None)
+    assert unpack(arrays, attributes).action_delay == 2
+    arrays, attributes = pack(older, jpeg_quality=None)
+    del attributes["action_delay"]
+    assert unpack(arrays, attributes).action_delay == 0
 
 
 def write_file(folder: Path, attributes: dict[str, str], *, without: str = "") -> Path:

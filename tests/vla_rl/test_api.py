@@ -6,9 +6,10 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
-from policies.bundle import save_bundle
+from policies.bundle import read_bundle_info, save_bundle
 from policies.policy import RobotSpec
 from policies.registry import build_policy
 from sims.env_wrapper import EnvWrapper
@@ -51,3 +52,25 @@ def test_the_command_of_a_run_of_a_program_goes_on_with_it(tmp_path: Path) -> No
     parse([*words[1:], "--resume", "--algorithm.iterations=3"]).run()
     assert result["rl"]["episodes"] == 2
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(("before", "now"), [(0, 2), (2, 0)])
+def test_a_bundle_that_is_trained_further_names_the_action_delay_of_its_last_simulator(
+    tmp_path: Path, before: int, now: int
+) -> None:
+    sim = replace(SIM, action_delay=now)
+    env = make_env(sim)
+    robot = replace(RobotSpec.of(env.spec), action_delay=before)
+    env.close()
+    torch.manual_seed(0)
+    save_bundle(build_policy(SMALL, robot), tmp_path / "start")
+    experiment = Experiment(
+        sim=sim,
+        device="cpu",
+        start=FromBundle(path=tmp_path / "start"),
+        algorithm=replace(PPO, iterations=2),
+        evaluation=EvaluationConfig(episodes=2, validate_every=0, videos_per_task=0),
+    )
+    train(experiment, tmp_path / "run")
+    for bundle in ("imitation/bundle", "bundle"):
+        assert read_bundle_info(tmp_path / "run" / bundle).robot.action_delay == now

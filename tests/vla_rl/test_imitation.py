@@ -39,8 +39,9 @@ from vla_rl.runs.checkpoint import load_tree, save_tree
 SMALL = DenoisingPolicyConfig(encoder=CompactEncoderConfig(width=32, text_width=16), expert=ActionExpertConfig(depth=1))
 
 
-def demonstrations(path: Path, *, observe_every: int) -> EpisodeStore:
+def demonstrations(path: Path, *, observe_every: int, action_delay: int = 0) -> EpisodeStore:
     world = PointEnv(num_envs=4)
+    world.spec = replace(world.spec, action_delay=action_delay)
     store = EpisodeStore(path, create=True)
     recorder = RecordedEnv(world, store, source="expert", split="train", keep=keep_successes)
     starts = StartSequence("demos", seed=0, num_tasks=3)
@@ -133,6 +134,13 @@ def test_a_folder_goes_on_with_what_was_cloned_in_it_alone(tmp_path: Path) -> No
     (folder / "fitted_to.json").unlink()
     with pytest.raises(UserError, match="choose a new or an empty folder"):
         cloned(experiment)
+
+
+def test_the_bundle_names_the_action_delay_of_the_recorded_environment(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    store = demonstrations(tmp_path / "store", observe_every=3, action_delay=2).path
+    experiment = Experiment(start=Imitation(policy=SMALL, bc=BCConfig(steps=1, warmup=1, batch_size=8)), device="cpu")
+    assert read_bundle_info(imitate(experiment, tmp_path / "out", store=store)).robot.action_delay == 2
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ def recorded_robot(path: Path, *, cameras: Sequence[str] | None = None, where: S
         cameras=names,
         image_size=sizes.pop() if sizes else (0, 0),
         control_hz=episode.control_hz,
+        action_delay=episode.action_delay,
     )
 
 

@@ -100,6 +100,7 @@ def recorded_spec(experiment: Experiment) -> EnvSpec:
         image_size=robot.image_size,
         control_hz=robot.control_hz,
         max_steps=max(entry.steps for entry in entries),
+        action_delay=robot.action_delay,
         tasks=tasks,
         device=CPU.device,
         fingerprint={},

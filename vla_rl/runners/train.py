@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -164,8 +165,14 @@ def clone_demonstrations(run: Run, env: VectorEnv, start: Imitation) -> dict[str
 
 
 def given_bundle(run: Run, env: VectorEnv, start: FromBundle) -> dict[str, Any]:
-    """A copy of the bundle that the configuration names, so that the run needs nothing outside its folder."""
-    policy, given = load_bundle(start.path, robot=RobotSpec.of(env.spec)), read_bundle_info(start.path)
+    """A copy of the bundle that the configuration names, so that the run needs nothing outside its folder.
+
+    It names the action delay of ``env``, in which the policy is trained from now on.
+    """
+    robot = RobotSpec.of(env.spec)
+    policy, given = load_bundle(start.path, robot=robot), read_bundle_info(start.path)
+    trained_for = replace(policy.spec.robot, action_delay=robot.action_delay)
+    policy.spec = replace(policy.spec, robot=trained_for)
     save_bundle(policy, run.imitation / "bundle", provenance=given.provenance)
     return {"bundle": run.inside(run.imitation / "bundle")}
 
