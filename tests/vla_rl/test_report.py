@@ -341,7 +341,7 @@ def test_a_damaged_success_in_a_world_model_is_one_message(tmp_path: Path, imagi
     run = make_run(tmp_path / "one", videos=False)
     result = json.loads((run / "result.json").read_text())
     (run / "result.json").write_text(json.dumps(result | {"imagined": imagined}))
-    with pytest.raises(UserError, match="result.json is damaged"):
+    with pytest.raises(UserError, match=r"result\.json is damaged"):
         read_run(run)
 
 
