@@ -401,6 +401,15 @@ def test_the_training_page_shows_versions_and_rolls_back(open_page: Callable[...
     assert running.robot.session.versions.current.hello.fingerprint.startswith(before)
 
 
+FAST_MOVES = """() => {
+    const pad = document.getElementById('pad');
+    const box = pad.getBoundingClientRect();
+    const at = {pointerId: 1, clientX: box.left + 0.9 * box.width, clientY: box.top + box.height / 2};
+    for (let i = 0; i < 400; i++) pad.dispatchEvent(new PointerEvent('pointermove', at));
+    if (!pad.hasPointerCapture(1)) throw new Error('nothing holds the pad');
+}"""
+
+
 def test_on_a_phone_the_page_fits_and_the_pad_drives(open_page: Callable[..., Page], running: CorrectionServer):
     phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "color_scheme": "dark"}
     page = open_page("Piet", **phone)
@@ -416,7 +425,10 @@ def test_on_a_phone_the_page_fits_and_the_pad_drives(open_page: Callable[..., Pa
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + box["height"] / 2, steps=4)
+    page.evaluate(FAST_MOVES)  # more than the server reads in a second
     wait_until(page, "document.getElementById('strip').getAttribute('aria-label').match(/, [3-9] of/)")
+    page.wait_for_timeout(500)
+    assert running.robot.states.newest["mode"] == "human"
     page.mouse.up()
     page.keyboard.press("p")
     wait_for_mode(page, "hold")

@@ -12,7 +12,9 @@ const keys = new Set<string>();
 const pad = { pressed: false, right: 0, down: 0, lifted: 0 };
 let gripperPressed = false;
 
-/** Call `changed` whenever a reading changes, `lost` when a device or the window is lost. */
+/** Call `changed` when something is pressed or let go, `lost` when a device or the window is lost.
+ *
+ * A pointer that moves is read with the next regular message: fast screens report moves faster than the server reads. */
 export function watchDevices(changed: () => void, lost: (reason: string) => void): void {
   addEventListener("keydown", (event) => {
     if (!isTyping(event) && !event.ctrlKey && !event.metaKey && !event.altKey) update(() => keys.add(event.code));
@@ -54,17 +56,16 @@ export function watchDevices(changed: () => void, lost: (reason: string) => void
       knob.style.transform = `translate(${id === "lift" ? 0 : right * box.width}px, ${down * box.height}px)`;
       pad.pressed = pressed;
       read(right / RADIUS, down / RADIUS);
-      changed();
     };
     area.addEventListener("pointerdown", (event) => {
       area.setPointerCapture(event.pointerId);
-      move(event, true);
+      update(() => move(event, true));
     });
     area.addEventListener("pointermove", (event) => {
       if (area.hasPointerCapture(event.pointerId)) move(event, true);
     });
     for (const end of ["pointerup", "pointercancel", "lostpointercapture"] as const) {
-      area.addEventListener(end, (event) => move(event, false));
+      area.addEventListener(end, (event) => update(() => move(event, false)));
     }
   }
 }
