@@ -146,6 +146,21 @@ def test_an_episode_whose_environment_fails_is_run_again() -> None:
     assert results.success.all()
 
 
+def test_a_success_that_a_failed_environment_reports_does_not_count() -> None:
+    class Deceiving(FailingChain):
+        """Values of a step that is not valid are undefined."""
+
+        def step(self, action: Tensor) -> Step:
+            step = super().step(action)
+            return replace(step, success=step.success | ~step.valid)
+
+    env = Deceiving(num_envs=3, length=LENGTH, max_steps=4)
+    starts = [StartState(task=0, seed=cell) for cell in (6, 2, 5)]
+    results = run_episodes(env, PolicyActor(walker(env), 3, torch.Generator(), stochastic=False), starts)
+    assert env.failed
+    assert results.success.tolist() == [True, False, True]
+
+
 class CrashingChain(ChainEnv):
     """The simulator fails in every episode of seed 2."""
 

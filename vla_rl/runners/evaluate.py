@@ -123,7 +123,7 @@ def run_episodes(env: VectorEnv, act: Actor, starts: Sequence[StartState]) -> Ep
         steps[ids] += chunk.num_executed[rows]
         failed = rows[~chunk.valid[rows]].tolist()
         if failed:  # the simulator failed: the episode starts again
-            steps[episode[failed]] = 0
+            steps[episode[failed]], success[episode[failed]] = 0, False
             again = [starts[i] for i in episode[failed].tolist()]
             restarts.add(again)
             env.reset(failed, start=again)
