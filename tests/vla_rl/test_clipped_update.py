@@ -198,6 +198,8 @@ def test_an_adaptive_rate_follows_the_target_kl() -> None:
         assert last == pytest.approx(0.1 if target < 1 else 10)
     with pytest.raises(ValueError, match="adaptive_rate follows target_kl"):
         replace(UPDATE, adaptive_rate=True)
+    with pytest.raises(ValueError, match="set epochs to 2 or more"):
+        replace(UPDATE, adaptive_rate=True, target_kl=0.1, epochs=1)
 
 
 def test_frozen_groups_do_not_move() -> None:

@@ -188,10 +188,8 @@ class ClippedUpdate:
         size = self.config.minibatch
         for _ in range(self.config.epochs):
             order = torch.randperm(len(batch), generator=self.generator, device=self.device)
-            for index in order.split(size):  # one of no chunks where there are none
-                if not len(index) or len(index) * 2 < min(
-                    size, len(batch)
-                ):  # the gradient of a small remainder is mostly noise
+            for index in order.split(size) if len(order) else ():
+                if len(index) * 2 < min(size, len(batch)):  # the gradient of a small remainder is mostly noise
                     continue
                 minibatch = batch[index]
                 advantage = minibatch.advantage
