@@ -340,6 +340,14 @@ def build_kernel(config: KernelConfig, objective: Objective) -> Kernel:
     )
 
 
+def build_act_kernel(config: KernelConfig, objective: Objective) -> Kernel:
+    """``build_kernel`` of what deploys (``integrate``). ValueError too if it draws noise."""
+    kernel = build_kernel(config, objective)
+    if kernel.trained_steps:
+        raise ValueError(f"act must be deterministic: flow_ode, or ddim with eta = 0; got {config}")
+    return kernel
+
+
 def _estimates(x_t: Tensor, prediction: Prediction, alpha_bar: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """Clipped action estimate, and the noise estimate that goes with it."""
     action = (x_t - (1 - alpha_bar).sqrt() * prediction.target.to(x_t.dtype)) / alpha_bar.sqrt()

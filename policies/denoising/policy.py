@@ -34,6 +34,7 @@ from policies.denoising.kernels import (
     FlowODEConfig,
     FlowSDEConfig,
     Prediction,
+    build_act_kernel,
     build_kernel,
 )
 from policies.denoising.objectives import DiffusionConfig, FlowMatching, FlowMatchingConfig, build_objective
@@ -91,9 +92,7 @@ class DenoisingPolicy(DenoisedChunks[EncodedContext], HasCompactEncoder):
     def __init__(self, config: DenoisingPolicyConfig, robot: RobotSpec) -> None:
         super().__init__()
         self.objective = build_objective(config.objective)
-        self.act_kernel = build_kernel(config.act, self.objective)
-        if self.act_kernel.trained_steps:
-            raise ValueError(f"act must be deterministic: flow_ode, or ddim with eta = 0; got {config.act}")
+        self.act_kernel = build_act_kernel(config.act, self.objective)
         self.encoder = CompactEncoder(
             config.encoder, cameras=len(robot.cameras), image_size=robot.image_size, state_dim=robot.state_dim
         )

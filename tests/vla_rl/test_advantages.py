@@ -61,6 +61,14 @@ def test_gae_with_lambda_one_is_the_discounted_return_minus_value() -> None:
     torch.testing.assert_close(advantage, returns - value)
 
 
+def test_equal_returns_have_no_advantage() -> None:
+    """Also those whose mean is rounded: seven times .7, eight times 37.3."""
+    for value, size in ((0.7, 7), (37.3, 8), (1.0, 8)):
+        for scale_by_std in (True, False):
+            advantage = group_advantage(torch.full((2, size), value), scale_by_std=scale_by_std)
+            assert not advantage.any(), (value, size)
+
+
 def test_group_advantage_by_hand() -> None:
     returns = torch.tensor([[1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 0.0]])
     torch.testing.assert_close(

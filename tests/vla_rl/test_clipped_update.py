@@ -14,12 +14,15 @@ from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import RobotSpec
 from sims.errors import UserError
+from sims.vector_env import Step
 from tests.reach_env import ReachEnv
 from tests.worlds import PointEnv
 from vla_rl.algorithms.clipped_update import ClippedUpdate
 from vla_rl.algorithms.ppo import PPO, PPOConfig, with_advantages
 from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.algorithms.update_settings import UpdateConfig
+from vla_rl.rollouts.ahead import make_ahead
+from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.experience import Experience
 from vla_rl.runners.iterations import algorithm_state, restore_algorithm
 
@@ -68,6 +71,34 @@ def test_the_ratio_before_the_first_step_is_one() -> None:
     assert metrics["kl"] == pytest.approx(0.0, abs=1e-9)
     assert metrics["clip_fraction"] == 0
     assert metrics["policy_steps"] == 1
+
+
+class FailingReach(ReachEnv):
+    """The simulator fails in the second chunk of two steps."""
+
+    steps = 0
+
+    def step(self, action: torch.Tensor) -> Step:
+        step, self.steps = super().step(action), self.steps + 1
+        failed = torch.full_like(step.truncated, self.steps == 4)
+        return replace(step, valid=~failed, truncated=step.truncated | failed)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_rollout_in_which_the_simulator_always_failed_changes_nothing(staleness: int) -> None:
+    env = FailingReach(num_envs=1)
+    torch.manual_seed(0)
+    policy = GaussianPolicy(GaussianPolicyConfig(action_horizon=2), RobotSpec.of(env.spec))
+    config = PPOConfig(chunks=1, critic_warmup=0, update=UPDATE, staleness=staleness)
+    ppo = PPO(config, policy, env, seed=0, make_rollouts=make_ahead(Collector, staleness) if staleness else Collector)
+    metrics = ppo.iterate()
+    assert metrics["policy_steps"] == 2
+    assert metrics["advantage_std"] == metrics["explained_variance"] == 0  # of one chunk
+    before = weights(ppo.update)
+    metrics = ppo.iterate()
+    assert (metrics["policy_steps"], metrics["control_steps"]) == (0, 0)
+    assert torch.equal(weights(ppo.update), before)
+    assert ppo.iterate()["policy_steps"] == 2
 
 
 def test_a_rollout_of_other_weights_stops_the_update() -> None:
@@ -167,6 +198,8 @@ def test_an_adaptive_rate_follows_the_target_kl() -> None:
         assert last == pytest.approx(0.1 if target < 1 else 10)
     with pytest.raises(ValueError, match="adaptive_rate follows target_kl"):
         replace(UPDATE, adaptive_rate=True)
+    with pytest.raises(ValueError, match="set epochs to 2 or more"):
+        replace(UPDATE, adaptive_rate=True, target_kl=0.1, epochs=1)
 
 
 def test_frozen_groups_do_not_move() -> None:

@@ -1,5 +1,6 @@
 """Rollouts in an environment where every value is known exactly."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 from episodes.schema import HUMAN, POLICY
 from policies.gaussian import DrawnAction, GaussianPolicy, GaussianPolicyConfig, StateContext
 from policies.policy import ActionSample, RobotSpec
+from sims.errors import UserError
 from sims.starts import start_state
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, StartState, Step
@@ -142,6 +144,55 @@ def test_an_episode_whose_environment_fails_is_run_again() -> None:
     results = run_episodes(env, PolicyActor(walker(env), 3, torch.Generator(), stochastic=False), starts)
     assert results.steps.tolist() == [5, 7, 4]
     assert results.success.all()
+
+
+def test_a_success_that_a_failed_environment_reports_does_not_count() -> None:
+    class Deceiving(FailingChain):
+        """Values of a step that is not valid are undefined."""
+
+        def step(self, action: Tensor) -> Step:
+            step = super().step(action)
+            return replace(step, success=step.success | ~step.valid)
+
+    env = Deceiving(num_envs=3, length=LENGTH, max_steps=4)
+    starts = [StartState(task=0, seed=cell) for cell in (6, 2, 5)]
+    results = run_episodes(env, PolicyActor(walker(env), 3, torch.Generator(), stochastic=False), starts)
+    assert env.failed
+    assert results.success.tolist() == [True, False, True]
+
+
+class CrashingChain(ChainEnv):
+    """The simulator fails in every episode of seed 2."""
+
+    begun = 0
+
+    def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
+        self.begun += sum(one.seed == 2 for one in start)
+        assert self.begun < 20, "it is begun again and again"
+        super().reset(env_ids, start=start)
+
+    def step(self, action: Tensor) -> Step:
+        step = super().step(action)
+        valid = torch.tensor([start.seed != 2 for start in self.starts])
+        return replace(step, valid=valid, truncated=step.truncated | ~valid, terminated=step.terminated & valid)
+
+
+def test_an_episode_that_always_fails_ends_a_rollout_as_it_ends_an_evaluation() -> None:
+    starts = [StartState(task=0, seed=cell) for cell in (4, 2, 5)]
+    env = CrashingChain(num_envs=3, length=LENGTH, max_steps=100)
+    rollouts = collector(env)
+    message = "failed 4 times in the episode of task 0 with seed 2"
+    for group in (starts, [starts[1]] * 3):
+        env.begun = 0
+        with pytest.raises(UserError, match=message):
+            rollouts.episodes(group)
+        assert env.begun == 4 * group.count(starts[1])
+    env.begun = 0
+    with pytest.raises(UserError, match=message):
+        rollouts.complete_groups(lambda count: starts[:count], size=1, share=1.0)
+    env.begun = 0
+    with pytest.raises(UserError, match=message):
+        run_episodes(env, PolicyActor(walker(env), 3, torch.Generator(), stochastic=False), starts)
 
 
 def test_every_chunk_says_which_version_and_who_acted() -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +29,7 @@ from tests.family_learning import clone, success
 from tests.policies.small_configs import CONFIGS, ENCODER
 from tests.reach_env import ReachEnv
 from tests.rewards.small_classifier import NEVER, untrained
-from tests.worlds import PointEnv
+from tests.worlds import ChainEnv, PointEnv
 from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.off_policy_critics import Proposals
 from vla_rl.algorithms.off_policy_settings import BestOfConfig, EntropyConfig, IQLConfig, OffPolicyConfig
@@ -275,6 +276,42 @@ def test_a_resumed_run_is_the_same_run(kind: ResidualConfig, base: str, store: P
         assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
     moved = {name for name, value in whole.policy.state_dict().items() if not torch.equal(value, before[name])}
     assert moved and all(not name.startswith("base.") for name in moved)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("interruption", ["validation", "resume"])
+@pytest.mark.parametrize("can_capture", [True, False])
+def test_no_window_joins_two_episodes(can_capture: bool, interruption: str, shards: int) -> None:
+    """After an interruption environments that cannot be captured begin new episodes; state = [cell, elapsed]."""
+
+    def made() -> OffPolicy:
+        torch.manual_seed(0)
+        env = ChainEnv(num_envs=2, length=40, max_steps=30, can_capture=can_capture)
+        base = build_policy(GaussianPolicyConfig(action_horizon=2, hidden=(8,)), RobotSpec.of(env.spec))
+        one = partial(ChainEnv, num_envs=2 // shards, length=40, max_steps=30, can_capture=can_capture)
+        rollouts = {} if shards == 1 else {"make_rollouts": make_sharded(one, shards)}
+        config = dataclasses.replace(SMALL, demonstration_share=0.0, rollout_shards=shards)
+        return OffPolicy(config, residual_on(base, TD3), env, seed=0, **rollouts)
+
+    algorithm = made()
+    algorithm.iterate()
+    if interruption == "validation":
+        with algorithm.collector.suspended():
+            pass
+    else:
+        state = algorithm_state(algorithm)
+        algorithm = made()
+        restore_algorithm(algorithm, state)
+    algorithm.iterate()
+    replay, joined = algorithm.replay, 0
+    for entry in np.flatnonzero(replay.entries().num_executed.numpy() > 0):
+        if entry % replay.length == 7:  # the newest of a stream, whose successor is not known
+            continue
+        window = replay.windows(np.array([entry]), chunks=1)
+        joined += int((window.next_inputs.features[0] - window.inputs.features[0])[1] != 2)  # type: ignore[attr-defined]
+    assert joined == 0
+    resumes = interruption == "resume" or shards == 1
+    assert len(replay) == (14 if can_capture or not resumes else 12)
 
 
 def test_images_are_trained_by_the_critic_alone(store: Path) -> None:

@@ -48,9 +48,11 @@ def episode_return(
 def group_advantage(returns: Float[Tensor, "groups G"], *, scale_by_std: bool) -> Float[Tensor, "groups G"]:
     """Return relative to the group that shares a start (Shao et al. 2024, DeepSeekMath, Eq. 3's normalized reward).
 
-    Each group's advantages sum to zero. ``scale_by_std=False`` subtracts the mean only (Liu et al. 2025, Dr. GRPO).
+    Each group's advantages sum to zero; those of equal returns are 0, which rounding of their mean would miss.
+    ``scale_by_std=False`` subtracts the mean only (Liu et al. 2025, Dr. GRPO).
     """
-    advantage = returns - returns.mean(-1, keepdim=True)
+    equal = returns.amax(-1, keepdim=True) == returns.amin(-1, keepdim=True)
+    advantage = torch.where(equal, 0.0, returns - returns.mean(-1, keepdim=True))
     if scale_by_std:
         advantage = advantage / (returns.std(-1, correction=0, keepdim=True) + 1e-6)
     return advantage

@@ -95,6 +95,8 @@ class ClippedUpdate:
     def run(self, batch: Experience, *, train_policy: bool = True, version: int | None = None) -> Metrics:
         """All epochs over ``batch``; ``train_policy=False`` (critic warm-up) leaves the policy as it is.
 
+        An empty ``batch``, as where the simulator failed in every chunk of a rollout, changes nothing.
+
         Once a minibatch exceeds the target KL only the critic goes on learning. ``version``: of the present weights;
         where older ones acted, the update is decoupled (decoupled.py).
         """
@@ -186,7 +188,7 @@ class ClippedUpdate:
         size = self.config.minibatch
         for _ in range(self.config.epochs):
             order = torch.randperm(len(batch), generator=self.generator, device=self.device)
-            for index in order.split(size):
+            for index in order.split(size) if len(order) else ():
                 if len(index) * 2 < min(size, len(batch)):  # the gradient of a small remainder is mostly noise
                     continue
                 minibatch = batch[index]

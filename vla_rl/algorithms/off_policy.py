@@ -172,6 +172,7 @@ class OffPolicy(OffPolicyUpdates):
         experience, action = chunk.experience, chunk.action
         if isinstance(self.policy, CriticGuided):
             action = self.policy.critic_action(experience.trace, action)
+        self.replay.cut_off(chunk.cut_off)
         known = experience.actor == POLICY  # a person's actions are not: such a chunk is an observation only
         self.replay.append(
             range(len(experience)),

@@ -93,18 +93,27 @@ class PPO(OnPolicy):
             )
         self.iteration += 1
         self.publish()
-        if config.staleness:
+        if config.staleness and len(batch):
             metrics |= ages(self.iteration - 1 - batch.policy_version)
-        assert batch.advantage is not None and batch.value_target is not None
-        with crossing("metrics"):
-            metrics["explained_variance"] = explained_variance(batch.value, batch.value_target)
-            metrics["advantage_std"] = batch.advantage.std().item()
         return {
             **metrics,
+            **spread(batch),
             "success": rollout.success_rate(),
             "control_steps": float(rollout.control_steps()),
             **reward_errors([rollout.reward_counts()]),
             **collector.timer.take(),
+        }
+
+
+def spread(batch: Experience) -> Metrics:
+    """How well the critic explains the returns, and the standard deviation of the advantages; empty of no chunks."""
+    assert batch.advantage is not None and batch.value_target is not None
+    if not len(batch):
+        return {}
+    with crossing("metrics"):
+        return {
+            "explained_variance": explained_variance(batch.value, batch.value_target),
+            "advantage_std": batch.advantage.std(correction=min(1, len(batch) - 1)).item(),
         }
 
 

@@ -51,5 +51,6 @@ def value_loss(
 
 def explained_variance(value: Float[Tensor, "*B"], target: Float[Tensor, "*B"]) -> float:
     """1 - Var(target - value) / Var(target); 0 where the target does not vary."""
-    variance = target.var().item()
-    return 1 - (target - value).var().item() / variance if variance > 1e-12 else 0.0
+    correction = min(1, target.numel() - 1)
+    variance = target.var(correction=correction).item()
+    return 1 - (target - value).var(correction=correction).item() / variance if variance > 1e-12 else 0.0

@@ -14,8 +14,9 @@ class UpdateConfig:
     """How a policy is changed by a batch.
 
     ``adaptive_rate``: the learning rate starts at ``learning_rate`` and follows ``target_kl``, between a tenth and ten
-    times of where it started. Adam's first steps have full size in every direction, most of which are noise; with a
-    constant rate that suits later iterations they spoil the policy (docs/notes/learning-experiments.md).
+    times of where it started, and needs ``epochs`` above 1. Adam's first steps have full size in every direction, most
+    of which are noise; with a constant rate that suits later iterations they spoil the policy
+    (docs/notes/learning-experiments.md).
     ``frozen``: parameter groups of the policy that are not trained. ``target_kl`` is in sum units (over denoising
     steps, executed actions and dimensions); once a minibatch exceeds it only the critic is updated; null turns it off.
     ``micro_batch``: chunks per backward pass, gradients accumulate to ``minibatch``. ``reference_weight``: of behavior
@@ -61,5 +62,10 @@ class UpdateConfig:
             raise ValueError(f"minibatch ({self.minibatch}) must be a multiple of micro_batch ({self.micro_batch})")
         if self.adaptive_rate and self.target_kl is None:
             raise ValueError("adaptive_rate follows target_kl: give target_kl, or set adaptive_rate: false")
+        if self.adaptive_rate and self.epochs == 1:
+            raise ValueError(
+                "adaptive_rate follows the KL of earlier steps on the same batch, and with epochs 1 there may be none: "
+                "set epochs to 2 or more, or adaptive_rate: false"
+            )
         if self.weighs_steps and self.reduction.startswith("chunk"):
             raise ValueError("denoising_discount and clip_first_step need reduction step_sum or step_mean")

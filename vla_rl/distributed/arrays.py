@@ -78,11 +78,13 @@ class PackedChunk:
     action: np.ndarray
     timed_out: list[int]
     final: PackedRecord[Any] | None
+    cut_off: list[int]
 
     @classmethod
     def of(cls, chunk: ActedChunk) -> PackedChunk:
         final = None if chunk.final is None else PackedRecord.of(chunk.final)
-        return PackedChunk(PackedRecord.of(chunk.experience), to_array(chunk.action), chunk.timed_out, final)
+        experience, action = PackedRecord.of(chunk.experience), to_array(chunk.action)
+        return PackedChunk(experience, action, chunk.timed_out, final, chunk.cut_off)
 
     def unpack(self, device: torch.device) -> ActedChunk:
         return ActedChunk(
@@ -90,4 +92,5 @@ class PackedChunk:
             action=to_tensor(self.action, torch.float32).to(device),
             timed_out=self.timed_out,
             final=None if self.final is None else self.final.unpack().to(device),
+            cut_off=self.cut_off,
         )

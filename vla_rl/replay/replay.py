@@ -3,8 +3,9 @@
 An entry is what the policy stored of one observation (features, or a uint8 frame: each observation once) and the
 action chunk that followed. Entries of one stream (an environment, or the recorded episodes one after another) lie in
 order in a ring; the true successor of a chunk is the next entry. An entry with ``num_executed`` 0 is an observation
-that no known chunk followed: where time ran out (``timed_out``), the simulator failed, or others acted than are learned
-from. Beyond the latter two an episode's return is not known.
+that no known chunk followed: where time ran out (``timed_out``), the simulator failed, others acted than are learned
+from, or an environment that cannot be captured began a new episode. Beyond the latter three an episode's return is not
+known.
 
     entry          0   1   2   3   4   5   6      chunks of 4 steps, two episodes
     num_executed   4   4   2   4   4   3   0      the first succeeds at its step 10, the second times out after 11 steps
@@ -137,6 +138,15 @@ class Replay:
         (before,) = self.count
         self._write((before + np.arange(len(entries))) % self.length, entries)
         self.count += len(entries)
+        self._index()
+
+    def cut_off(self, streams: Sequence[int]) -> None:
+        """Nothing will follow the newest entry of these streams: where its task had not ended, how it went on is not
+        known."""
+        index = np.asarray(streams, dtype=np.int64)
+        index = index[self.count[index] > 0]
+        newest = torch.from_numpy(index * self.length + (self.count[index] - 1) % self.length)
+        self._entries.num_executed[newest] *= self._entries.terminated[newest]
         self._index()
 
     def _write(self, at: Int64[np.ndarray, " n"], entries: Entries) -> None:

@@ -52,23 +52,27 @@ class ActedChunk:
     """One chunk of every environment. ``action``: as it was executed.
 
     ``timed_out``: where the time limit ended the episode, and ``final`` what the policy stored of its true successor.
+    ``cut_off``: where this chunk begins an episode although the one before had not ended, since the environment cannot
+    be captured.
     """
 
     experience: Experience
     action: Float[Tensor, "N H A"]
     timed_out: list[int]
     final: TensorDataclass | None
+    cut_off: list[int]
 
     @classmethod
     def side_by_side(cls, parts: Sequence[ActedChunk]) -> ActedChunk:
         """The environments of several as one."""
-        firsts = accumulate((len(part.experience) for part in parts), initial=0)
+        firsts = list(accumulate((len(part.experience) for part in parts), initial=0))[:-1]
         finals = [part.final for part in parts if part.final is not None]
         return cls(
             experience=Experience.cat([part.experience for part in parts]),
             action=torch.cat([part.action for part in parts]),
-            timed_out=[first + i for first, part in zip(firsts, parts, strict=False) for i in part.timed_out],
+            timed_out=[first + i for first, part in zip(firsts, parts, strict=True) for i in part.timed_out],
             final=type(finals[0]).cat(finals) if finals else None,
+            cut_off=[first + i for first, part in zip(firsts, parts, strict=True) for i in part.cut_off],
         )
 
 
@@ -110,6 +114,7 @@ class Collector:
         self._state = self._initial_state
         self._observation: Observation | None = None  # of all environments, where it is already known
         self._under_way = EpisodesUnderWay(num_envs)  # of ``complete_groups``
+        self._cut_off: list[int] = []  # of ``act_chunk``
         self.start(self.starts.take(num_envs))
 
     # -- exact state ----------------------------------------------------------------------------------------------
@@ -155,7 +160,7 @@ class Collector:
 
     def _resume(self, held: tuple[Sequence[StartState], TensorDataclass] | None) -> None:
         if held is None:
-            self._under_way = EpisodesUnderWay(self.num_envs)
+            self._under_way, self._cut_off = EpisodesUnderWay(self.num_envs), self._all_ids
             self.start(self.starts.take(self.env.spec.num_envs))
             return
         self.start(held[0])
@@ -210,7 +215,8 @@ class Collector:
         check_finite("reward", torch.where(chunk.valid, chunk.reward, 0.0), ("environment",))
         experience = clear_invalid(experience, chunk.valid)
         self.starts.learn(experience)
-        return ActedChunk(experience=experience, action=action, timed_out=final_ids, final=final)
+        cut_off, self._cut_off = self._cut_off, []
+        return ActedChunk(experience=experience, action=action, timed_out=final_ids, final=final, cut_off=cut_off)
 
     @torch.no_grad()
     def _stored_of(self, env_ids: Sequence[int]) -> TensorDataclass:

@@ -13,6 +13,7 @@ from torch import Tensor
 from sims.devices.crossing import crossing
 from sims.vector_env import StartState
 from vla_rl.rollouts.experience import Experience, clear_invalid
+from vla_rl.rollouts.failures import Restarts
 
 
 class EpisodesUnderWay:
@@ -23,6 +24,7 @@ class EpisodesUnderWay:
         self.num_envs = num_envs
         self.starts: list[StartState | None] = [None] * num_envs
         self.alive = torch.zeros(num_envs, dtype=torch.bool)
+        self._restarts = [Restarts() for _ in range(num_envs)]  # of the episode in each environment
         self._begin = [0] * num_envs  # which of the chunks is an episode's first
         self._chunks: list[Experience] = []
         self._used: list[Tensor] = []  # [N] of each chunk: part of an episode
@@ -35,21 +37,26 @@ class EpisodesUnderWay:
     def begin(self, env_ids: Sequence[int], starts: Sequence[StartState]) -> None:
         for env_id, start in zip(env_ids, starts, strict=True):
             self.starts[env_id], self._begin[env_id] = start, len(self._used)
+            self._restarts[env_id] = Restarts()
         self.alive[list(env_ids)] = True
 
     def add(self, chunk: Experience, done: Bool[Tensor, " N"], valid: Bool[Tensor, " N"]) -> list[int]:
         """The next chunk of the environments that are alive. Returns those whose simulator failed: their episodes start
-        again, what they gave is not used."""
+        again, what they gave is not used. UserError where that goes on (``Restarts``)."""
         if self._loaded:
             saved = iter(self._loaded)
             with crossing("checkpoint"):
                 before = chunk.map(lambda tensor: next(saved).to(tensor.device))
             self._chunks, self._loaded = [before[t] for t in range(len(self._used))], []
         failed = self.alive & ~valid
+        again = failed.nonzero().flatten().tolist()
+        for env_id in again:
+            if (start := self.starts[env_id]) is not None:
+                self._restarts[env_id].add([start])
         self._chunks.append(chunk)
         self._used = [flags & ~failed for flags in [*self._used, self.alive & valid]]
         self.alive = self.alive & (~done | failed)
-        return failed.nonzero().flatten().tolist()
+        return again
 
     def groups(self, size: int, *, complete: bool) -> list[int]:
         """Those whose episodes have all ended; or those that are free."""

@@ -26,7 +26,8 @@ from sims.starts import StartSequence
 from sims.vector_env import DemonstratedEnv, EnvSpec, Expert, StartState, VectorEnv
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, Imitation
-from vla_rl.runners.evaluate import PolicyActor, Restarts, run_episodes
+from vla_rl.rollouts.failures import Restarts
+from vla_rl.runners.evaluate import PolicyActor, run_episodes
 from vla_rl.runners.observe_every import ObserveEvery
 from vla_rl.runs.progress import progress
 from vla_rl.runs.run_dir import experiment_device

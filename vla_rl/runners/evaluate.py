@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +38,7 @@ from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.heartbeat import beat
 from vla_rl.rollouts.collector import put
+from vla_rl.rollouts.failures import Restarts
 from vla_rl.runners.controls import make_change, why_not
 from vla_rl.runs.progress import progress
 from vla_rl.runs.run_dir import experiment_device, load_experiment
@@ -85,25 +85,6 @@ class EpisodeResults:
         return one(self.success) | {"per_task": per_task, "mean_steps": self.steps.float().mean().item()}
 
 
-class Restarts:
-    """How often each episode began again because the simulator failed: one that crashes it would do so for ever."""
-
-    LIMIT = 3
-
-    def __init__(self) -> None:
-        self._count = Counter[tuple[int, int]]()
-
-    def add(self, starts: Sequence[StartState]) -> None:
-        """These begin again. UserError if one of them has done so ``LIMIT`` times."""
-        for start in starts:
-            self._count[start.task, start.seed] += 1
-            if self._count[start.task, start.seed] > self.LIMIT:
-                raise UserError(
-                    f"the simulator failed {self.LIMIT + 1} times in the episode of task {start.task} with seed "
-                    f"{start.seed}; what it wrote is in the messages above"
-                )
-
-
 @torch.no_grad()
 def run_episodes(env: VectorEnv, act: Actor, starts: Sequence[StartState]) -> EpisodeResults:
     """Every start once; where an episode ends the next start begins, until none is left.
@@ -142,7 +123,7 @@ def run_episodes(env: VectorEnv, act: Actor, starts: Sequence[StartState]) -> Ep
         steps[ids] += chunk.num_executed[rows]
         failed = rows[~chunk.valid[rows]].tolist()
         if failed:  # the simulator failed: the episode starts again
-            steps[episode[failed]] = 0
+            steps[episode[failed]], success[episode[failed]] = 0, False
             again = [starts[i] for i in episode[failed].tolist()]
             restarts.add(again)
             env.reset(failed, start=again)

@@ -19,7 +19,7 @@ from episodes.sampler import Targets
 from policies.denoising.chunk_policy import DenoisedChunks
 from policies.denoising.denoise import Predict
 from policies.denoising.executed import ExecutedOnly
-from policies.denoising.kernels import DDIMConfig, Prediction, build_kernel
+from policies.denoising.kernels import DDIMConfig, Prediction, build_act_kernel, build_kernel
 from policies.denoising.objectives import Diffusion
 from policies.normalizer import Normalizer
 from policies.policy import PolicySpec, RobotSpec, is_trained, masked_mean
@@ -87,7 +87,7 @@ class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
         self.frozen_network: nn.ModuleDict | None = None
         self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
         self.objective = Diffusion(config.objective)
-        self.act_kernel = build_kernel(config.act, self.objective)
+        self.act_kernel = build_act_kernel(config.act, self.objective)
         self.spec = PolicySpec(
             robot=robot,
             action_horizon=config.action_horizon,

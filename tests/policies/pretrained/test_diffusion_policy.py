@@ -53,6 +53,11 @@ def load(weights: dict[str, torch.Tensor]) -> tuple[DiffusionChunkPolicy, list[s
     return policy, policy.load_published(published)
 
 
+def test_what_is_deployed_draws_no_noise() -> None:
+    with pytest.raises(ValueError, match="act must be deterministic"):
+        DiffusionChunkPolicy(replace(TINY, act=DDIMConfig(steps=20, eta=1.0)), ROBOT)
+
+
 @torch.no_grad()
 def difference_to_lerobot() -> float:
     """After two observations, through the policy's memory; the means of DDPM's steps, from the present action on."""
