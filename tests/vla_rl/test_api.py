@@ -14,6 +14,7 @@ from policies.policy import RobotSpec
 from policies.registry import build_policy
 from sims.env_wrapper import EnvWrapper
 from sims.subproc.vector_env import SubprocVectorEnv
+from sims.tabletop import TabletopConfig
 from tests.policies.small_configs import CONFIGS
 from tests.sims.counting import Counting, PublishedConfig
 from tests.vla_rl.scale_run import PPO, SIM, SMALL
@@ -33,18 +34,23 @@ def test_a_benchmark_that_publishes_its_starts_is_rolled_out_from_these() -> Non
         env.close()
 
 
+def further(bundle: Path, sim: TabletopConfig) -> Experiment:
+    """Two iterations of PPO from ``bundle``."""
+    return Experiment(
+        sim=sim,
+        device="cpu",
+        start=FromBundle(path=bundle),
+        algorithm=replace(PPO, iterations=2),
+        evaluation=EvaluationConfig(episodes=2, validate_every=0, videos_per_task=0),
+    )
+
+
 def test_the_command_of_a_run_of_a_program_goes_on_with_it(tmp_path: Path) -> None:
     env = make_env(SIM)
     torch.manual_seed(0)
     save_bundle(build_policy(SMALL, RobotSpec.of(env.spec)), tmp_path / "start")
     env.close()
-    experiment = Experiment(
-        sim=SIM,
-        device="cpu",
-        start=FromBundle(path=tmp_path / "start"),
-        algorithm=replace(PPO, iterations=2),
-        evaluation=EvaluationConfig(episodes=2, validate_every=0, videos_per_task=0),
-    )
+    experiment = further(tmp_path / "start", SIM)
     folder = tmp_path / "my run"
     result = train(experiment, folder)
     words = shlex.split((folder / "command.txt").read_text())
@@ -64,13 +70,6 @@ def test_a_bundle_that_is_trained_further_names_the_action_delay_of_its_last_sim
     env.close()
     torch.manual_seed(0)
     save_bundle(build_policy(SMALL, robot), tmp_path / "start")
-    experiment = Experiment(
-        sim=sim,
-        device="cpu",
-        start=FromBundle(path=tmp_path / "start"),
-        algorithm=replace(PPO, iterations=2),
-        evaluation=EvaluationConfig(episodes=2, validate_every=0, videos_per_task=0),
-    )
-    train(experiment, tmp_path / "run")
+    train(further(tmp_path / "start", sim), tmp_path / "run")
     for bundle in ("imitation/bundle", "bundle"):
         assert read_bundle_info(tmp_path / "run" / bundle).robot.action_delay == now

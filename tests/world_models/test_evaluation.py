@@ -181,13 +181,18 @@ def test_true_success_is_what_episodes_show_and_people_know(tmp_path: Path) -> N
         recorded_sequences(ClipSampler([store], action_horizon=4))
 
 
-def test_a_success_is_compared_with_failures_of_its_task_alone(tmp_path: Path) -> None:
-    """One task that always succeeds and one that never does show nothing of a world model."""
-    store = EpisodeStore(tmp_path, create=True)
+def tasks_that_tell_the_outcome(folder: Path) -> ClipSampler:
+    """Of two tasks, of which one always succeeds and one never does."""
+    store = EpisodeStore(folder, create=True)
     for seed in range(24):
         episode = dot_episodes.episode(seed, drift=(0.6, -0.6)[seed % 2])
         store.add(dataclasses.replace(episode, task="right" if episode.succeeded else "left"))
-    clips = ClipSampler([store], action_horizon=4)
+    return ClipSampler([store], action_horizon=4)
+
+
+def test_a_success_is_compared_with_failures_of_its_task_alone(tmp_path: Path) -> None:
+    """One task that always succeeds and one that never does show nothing of a world model."""
+    clips = tasks_that_tell_the_outcome(tmp_path)
     world, reward_model = dot_episodes.models()
     world.fit_scales(*clips.statistics())
     evaluation = WorldModelEvaluation(reward_model=reward_model, clips=clips, reward_every=2, seed=0)
@@ -200,11 +205,7 @@ def test_a_success_is_compared_with_failures_of_its_task_alone(tmp_path: Path) -
 
 def test_too_much_success_in_a_task_does_not_make_up_for_too_little_in_another(tmp_path: Path) -> None:
     """All of one task succeed, and none of the other; imagined success is as frequent, in whatever task."""
-    store = EpisodeStore(tmp_path, create=True)
-    for seed in range(24):
-        episode = dot_episodes.episode(seed, drift=(0.6, -0.6)[seed % 2])
-        store.add(dataclasses.replace(episode, task="right" if episode.succeeded else "left"))
-    clips = ClipSampler([store], action_horizon=4)
+    clips = tasks_that_tell_the_outcome(tmp_path)
     world, reward_model = dot_episodes.models()
     world.fit_scales(*clips.statistics())
     reward_model.failed_threshold.fill_(2.0)

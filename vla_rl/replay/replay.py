@@ -143,6 +143,8 @@ class Replay:
     def cut_off(self, streams: Sequence[int]) -> None:
         """Nothing will follow the newest entry of these streams: where its task had not ended, how it went on is not
         known."""
+        if not streams:  # as after nearly every chunk
+            return
         index = np.asarray(streams, dtype=np.int64)
         index = index[self.count[index] > 0]
         newest = torch.from_numpy(index * self.length + (self.count[index] - 1) % self.length)

@@ -91,17 +91,14 @@ def recorded_scores(
         steps, horizon = clips.observation_steps(sequence.episode), clips.action_horizon
         within = (steps - 1) % horizon + 1  # its chunk
         due = (within % reward_every == 0) | (within == horizon) | (steps == len(sequence.action))
-        index = clips.of_episode(sequence.episode)[due & (steps > 0)]
-        shown, start = (
-            clips.observations(index).to(device),
-            clips.observations(clips.first_of_episode(index)).to(device),
-        )
-        first = reward_model.encode(start.images, start.state, start.instruction)
+        due &= steps > 0
+        episode = clips.of_episode(sequence.episode)
+        start, shown = (clips.observations(index).to(device) for index in (episode[:1], episode[due]))
+        first = reward_model.encode(start.images, start.state, start.instruction).expand(len(shown.state), -1)
         status = reward_model.classify(first, shown.images, shown.state, shown.instruction, strict=False)
         failed_before = status.failed.int().cumsum(0) - status.failed.int() > 0
         probability = status.probability.where(~failed_before, 0.0).cpu()
-        classified = steps[due & (steps > 0)].tolist()
-        for before, score in zip([0, *classified], probability, strict=False):  # at its interval's first step
+        for before, score in zip([0, *steps[due].tolist()], probability, strict=False):  # at its interval's first step
             row[before] = score
     return curve.cummax(1).values
 
