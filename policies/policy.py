@@ -245,7 +245,7 @@ class Policy(OnDevice, ABC, Generic[C, T]):
 
     @abstractmethod
     def value_features(self, context: C) -> Float[Tensor, "B value_dim"]:
-        """Detached, for a critic."""
+        """Detached, for a critic. Of unit scale where they are fewer than 16 numbers (see ``ValueCritic``)."""
 
     # -- learning from demonstrations ---------------------------------------------------------------------------------
 

@@ -41,6 +41,7 @@ def started_arm(folder: Path, domain: int, **arm: int) -> Iterator[Cell]:
 class Cell:
     def __init__(self, folder: Path, domain: int, robot_file: Path = ROOT / "configs/robots/fake_arm.yaml") -> None:
         self.folder, self._robot_file = folder, robot_file
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it is ignored below nohup, and would be by the processes
         (folder / "token").write_text(TOKEN)
         # the wheels' start-up hook marks and extends the environment; a child must start from a clean one
         scrubbed = {"LD_LIBRARY_PATH", "_ROS_WHEELS_BOOTSTRAP_COMPLETE"}

@@ -132,7 +132,7 @@ def test_nothing_moves_until_somebody_acts_and_a_corrected_episode_is_recorded(c
     anna.sends_until(LET_GO, lambda: steps_of(robot, POLICY) >= 8, "the policy")
     anna.does("take_over")
     anna.sends_until(UP, lambda: steps_of(robot, HUMAN) >= 12, "driving")
-    assert speed(cell) > 0.02
+    anna.sends_until(UP, lambda: cell.ask("speed") > 0.02, "the arm's motion")
     anna.sends(LET_GO, 1.0)
     stopped_at = session.attempt.length
     assert session.attempt.steps[-1].actor == HOLD

@@ -1,5 +1,6 @@
 """The clipped update of PPO and GRPO on batches of a small policy."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -71,6 +72,21 @@ def test_the_ratio_before_the_first_step_is_one() -> None:
     assert metrics["kl"] == pytest.approx(0.0, abs=1e-9)
     assert metrics["clip_fraction"] == 0
     assert metrics["policy_steps"] == 1
+
+
+def test_the_entropy_bonus_widens_what_is_executed_and_nothing_else() -> None:
+    """Of chunks of two actions whose second is never executed."""
+    ppo = learner(entropy_weight=0.1)
+    rollout = batch(ppo)
+    policy = ppo.update.policy
+    assert isinstance(policy, GaussianPolicy)
+    before = policy.log_std.detach().clone()
+    num_executed = torch.ones_like(rollout.num_executed)
+    metrics = ppo.update.run(replace(rollout, num_executed=num_executed, advantage=torch.zeros_like(rollout.weight)))
+    assert (policy.log_std[0] > before[0]).all()
+    assert torch.equal(policy.log_std[1], before[1])
+    normal = 0.5 * math.log(2 * math.pi * math.e)
+    assert metrics["entropy"] == pytest.approx(normal + policy.log_std[0].mean().item(), abs=0.05)
 
 
 class FailingReach(ReachEnv):

@@ -266,7 +266,8 @@ class ClippedUpdate:
             clipped = ((log_ratio.exp() < 1 - low) | (log_ratio.exp() > 1 + high)).float().mean()
             metrics = {"policy_loss": loss, "kl": approximate_kl(total), "clip_fraction": clipped}
         if config.entropy_weight:
-            entropy = self.policy.entropy(context, batch.trace).mean()
+            # of the executed actions, as the ratio
+            entropy = reduce_log_ratio(self.policy.entropy(context, batch.trace), counted, "chunk_mean").mean()
             loss = loss - config.entropy_weight * entropy
             metrics["entropy"] = entropy
         if self.reference is not None:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from sims.numbers.ranges import PositiveFloat, Width
 
+_ENCODED = 16  # numbers; fewer are a state that the policy has normalized, not features of an encoder
+
 
 @dataclass(frozen=True, kw_only=True)
 class CriticConfig:
@@ -23,12 +25,16 @@ class CriticConfig:
 
 
 class ValueCritic(nn.Module):
-    """V(features), float32. The last layer starts at zero weight, so every value starts at ``initial_value``."""
+    """V(features), float32. The last layer starts at zero weight, so every value starts at ``initial_value``.
+
+    An encoder's features may be of any scale and go through a LayerNorm. Fewer than 16 numbers go in as they are: a
+    LayerNorm makes a constant of a state of one number and a sign of one of two.
+    """
 
     def __init__(self, config: CriticConfig, feature_dim: int) -> None:
         super().__init__()
         self.config = config
-        layers: list[nn.Module] = [nn.LayerNorm(feature_dim)]
+        layers: list[nn.Module] = [nn.LayerNorm(feature_dim)] if feature_dim >= _ENCODED else []
         width = feature_dim
         for hidden in config.hidden:
             layers += [nn.Linear(width, hidden), nn.SiLU()]
