@@ -318,12 +318,15 @@ def test_files_that_a_run_was_started_with_may_move_and_not_be_left_out(write, k
             check_changes(given(before), given(after), done=0, where="run")
 
 
-@pytest.mark.parametrize(("key", "value"), [("evaluation.validation_episodes", 5), ("evaluation.seed", 9)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("evaluation.validation_episodes", 5), ("evaluation.seed", 9), ("algorithm.iterations", 9)]
+)
 def test_what_rounds_are_compared_by_may_not_change(write, key: str, value: int):
     """In imagination the best policy is chosen among validations of which some are done."""
     path = write("imagination: {}\n")
     started, other = load_config(Experiment, path), load_config(Experiment, path, [f"--{key}={value}"])
-    with pytest.raises(UserError, match=rf"started with other settings: {key} was .*, is {value}\."):
+    message = rf"started with other settings: {key} was .*, is {value}\. .*\(with a world model not .*{key}"
+    with pytest.raises(UserError, match=message):
         check_changes(started, other, done=0, where="run")
     fewer = load_config(Experiment, path, ["--evaluation.episodes=5"])
     assert check_changes(started, fewer, done=0, where="run") == set(EVALUATIONS)

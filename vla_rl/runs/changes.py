@@ -49,9 +49,10 @@ def check_changes(started: Experiment, wanted: Experiment, *, done: int, where: 
     if refused := [key for key in differing if not _changeable(key, before, after, wanted)]:
         listed = "; ".join(f"{key} was {_show(before, key)}, is {_show(after, key)}" for key in refused[:4])
         more = f"; and {len(refused) - 4} more" if len(refused) > 4 else ""
+        fixed = f" (with a world model not {', '.join(FIXED_IN_IMAGINATION)})" if wanted.imagination is not None else ""
         raise UserError(
             f"{where} was started with other settings: {listed}{more}. Set them back or choose another --run-dir; "
-            f"only these may change: {', '.join(CHANGEABLE)}; and where the same files are: {', '.join(PATHS)}"
+            f"only these may change: {', '.join(CHANGEABLE)}{fixed}; and where the same files are: {', '.join(PATHS)}"
         )
     if wanted.algorithm.iterations < done:
         raise UserError(
