@@ -57,8 +57,8 @@ def successes(recording: Recording, rule: SuccessRule) -> Bool[np.ndarray, " T"]
         return np.arange(steps) == steps - 1
     if not are_flags(recording.reward):
         raise EpisodeError(
-            f"{recording.name}: rewards from {recording.reward.min():g} to {recording.reward.max():g} do not say what a "
-            "success is: give --success, as end, none, or a rule such as next.reward>=0.95"
+            f"{recording.name}: rewards from {recording.reward.min():g} to {recording.reward.max():g} do not say what "
+            "a success is: give --success, as end, none, or a rule such as next.reward>=0.95"
         )
     return np.maximum.accumulate(recording.reward >= 1.0)
 

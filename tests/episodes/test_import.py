@@ -579,8 +579,8 @@ def test_lerobot_s_rewards_of_0_and_1_say_what_succeeded(tmp_path: Path) -> None
     root = lerobot_2(tmp_path / "pusht")
     for number in (0, 1):
         path = root / f"data/chunk-000/episode_{number:06d}.parquet"
-        table = parquet.read_table(path).to_pydict()
-        rewards = {"next.reward": [float(flag) for flag in table.pop("next.success")]}
+        table: dict[str, list[Any]] = parquet.read_table(path).to_pydict()
+        rewards: dict[str, list[Any]] = {"next.reward": [float(flag) for flag in table.pop("next.success")]}
         write_parquet(path, table | rewards)
     assert [episode.succeeded for episode in imported(root, tmp_path, **PIXELS)] == [True, False]
 
