@@ -8,6 +8,7 @@ where actions are positions, the others stay where the arm was sent.
 from __future__ import annotations
 
 import os
+import secrets
 import select
 import sys
 import termios
@@ -141,22 +142,22 @@ class TeleopSession:
         if self.in_episode:
             self.control.resume()
 
-    def begin(self, instruction: str, *, task: str, seed: int = 0) -> None:
-        """Start an episode where the arm is. ValueError says why it cannot."""
+    def begin(self, instruction: str, *, task: str) -> None:
+        """Start an episode where the arm is, with a seed of its own. ValueError says why it cannot."""
         if reason := self._connection.problem():
             raise ValueError(reason)
         measured = self._connection.joints.measure()
         if self._leader is None and measured and (reason := self._motion.problem(measured.positions)):
             raise ValueError(reason)
         self._source.begin_episode()
-        self.control.start(lambda: self._record(instruction, task=task or instruction, seed=seed))
+        self.control.start(lambda: self._record(instruction, task=task or instruction))
         self.in_episode = True
 
-    def _record(self, instruction: str, *, task: str, seed: int) -> None:
+    def _record(self, instruction: str, *, task: str) -> None:
         if self._recorder is not None:
             self._recorder.begin(
-                instruction=instruction, task=task, seed=seed, control_hz=self._control_hz, policy_version="",
-                fingerprint={"robot": self._robot_name}, source="human",
+                instruction=instruction, task=task, seed=secrets.randbits(32), control_hz=self._control_hz,
+                policy_version="", fingerprint={"robot": self._robot_name}, source="human",
             )  # fmt: skip
 
     def end(self, *, success: bool) -> None:

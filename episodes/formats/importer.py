@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,10 +14,11 @@ from jaxtyping import Float, Float32, UInt8
 
 from episodes.formats.recording import Found, ImportMapping, Recording
 from episodes.formats.registry import find_recordings
-from episodes.formats.success import successes
+from episodes.formats.success import are_flags, successes
 from episodes.layout import Layout, episode_layout, store_layout
-from episodes.schema import ACTORS, HUMAN, Episode, EpisodeError, validate
+from episodes.schema import ACTORS, HUMAN, CorruptEpisode, Episode, EpisodeError, validate
 from episodes.store import EpisodeStore
+from sims.errors import reason
 
 ACTION_TOLERANCE = 1e-3  # recordings exceed their own limits by rounding; the excess is clipped
 
@@ -56,7 +58,10 @@ class _Import:
     def episodes(self, source: Path) -> Iterator[Episode]:
         """Those that are not in the store yet."""
         entries = self.store.entries()
-        known = {_digest(self.store.map(entry)) for entry in entries if entry.source == ACTORS[HUMAN]}
+        known = set()
+        for entry in entries:
+            with contextlib.suppress(CorruptEpisode):  # ``data info`` names it
+                known |= {_digest(self.store.map(entry))} if entry.source == ACTORS[HUMAN] else set()
         here, good = store_layout(self.store), 0
         # Seeds tell episodes apart, also where several recordings are imported into one store.
         for number, found in enumerate(find_recordings(source), start=len(entries)):
@@ -78,7 +83,10 @@ class _Import:
 
     def _episode(self, found: Found, here: Layout | None, known: set[bytes], *, number: int) -> Episode | None:
         """None where the store has it. EpisodeError where it cannot be imported."""
-        episode = to_episode(found.load(), self.mapping, number=number)
+        try:
+            episode = to_episode(found.load(), self.mapping, number=number)
+        except OSError as error:  # of a damaged part of the file
+            raise EpisodeError(f"{found.name} cannot be read: {reason(error)}") from error
         if _digest({"state": episode.state, "action": episode.action}) in known:
             return None
         layout = episode_layout(episode)
@@ -153,10 +161,11 @@ def _reward(recording: Recording, mapping: ImportMapping, steps: int) -> Float32
     """
     if recording.reward is None:
         return np.zeros(steps, dtype=np.float32)
-    of_success = recording.terminated is None and np.isin(recording.reward, (0, 1)).all()
+    of_success = recording.terminated is None and are_flags(recording.reward)
     if of_success and (mapping.success != "recorded" or recording.reward[: steps - 1].any()):
         return np.zeros(steps, dtype=np.float32)
-    return np.append(recording.reward[: steps - 1], recording.reward[steps - 1 :].sum()).astype(np.float32)
+    rest = recording.reward[steps - 1 :]
+    return np.append(recording.reward[: steps - 1], rest.max() if of_success else rest.sum()).astype(np.float32)
 
 
 def _state(recording: Recording, mapping: ImportMapping) -> Float32[np.ndarray, "L state_dim"]:

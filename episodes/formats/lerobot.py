@@ -86,9 +86,8 @@ class _DataSet:
                 values = [_decode_image(value, self.root) for value in values]
             return np.stack(values)
 
-        reward = None  # recorded rewards have no common scale; success has
-        if "next.success" in table:
-            reward = np.array([float(np.any(table["next.success"][row])) for row in rows])
+        told = next((key for key in ("next.success", "next.reward") if key in table), None)
+        reward = None if told is None else np.array([float(np.max(table[told][row])) for row in rows])
         return Recording(
             name=self.name(episode),
             read=read,

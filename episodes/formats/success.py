@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import get_args
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float64
 
 from episodes.formats.recording import Named, Recording, SuccessRule, Threshold
 from episodes.schema import EpisodeError
@@ -45,7 +45,8 @@ def successes(recording: Recording, rule: SuccessRule) -> Bool[np.ndarray, " T"]
     """Whether the episode has succeeded after each of the T recorded actions.
 
     ``recorded``: from the first reward of 1 on; a recording without rewards is a demonstration: success at its end.
-    ``end``: every episode succeeds at its end. ``none``: none does. EpisodeError where the rule's key is missing.
+    ``end``: every episode succeeds at its end. ``none``: none does. EpisodeError where the rule's key is missing, and
+    for ``recorded`` where rewards are others than 0 and 1.
     """
     steps = len(recording.action)
     if isinstance(rule, Threshold):
@@ -54,7 +55,17 @@ def successes(recording: Recording, rule: SuccessRule) -> Bool[np.ndarray, " T"]
         return np.zeros(steps, dtype=np.bool_)
     if rule == "end" or recording.reward is None:
         return np.arange(steps) == steps - 1
+    if not are_flags(recording.reward):
+        raise EpisodeError(
+            f"{recording.name}: rewards from {recording.reward.min():g} to {recording.reward.max():g} do not say what "
+            "a success is: give --success, as end, none, or a rule such as next.reward>=0.95"
+        )
     return np.maximum.accumulate(recording.reward >= 1.0)
+
+
+def are_flags(reward: Float64[np.ndarray, " T"]) -> bool:
+    """Whether rewards are 0 and 1 alone, and so say which steps are successes."""
+    return bool(np.isin(reward, (0, 1)).all())
 
 
 def _after_each_action(recording: Recording, rule: Threshold) -> Bool[np.ndarray, " T"]:

@@ -12,6 +12,7 @@ Deactivation, SIGTERM and SIGHUP brake to rest first. The stop is software: it i
 from __future__ import annotations
 
 import argparse
+import secrets
 import signal
 import threading
 import time
@@ -60,9 +61,8 @@ class PolicyNode(LifecycleNode):
         for name, description in (_CONNECTIONS | _EPISODE).items():
             self.declare_parameter(name, "", ParameterDescriptor(description=description))
         seeds = IntegerRange(from_value=0, to_value=2**63 - 1, step=1)
-        self.declare_parameter(
-            "seed", 0, ParameterDescriptor(description="recorded with the episode", integer_range=[seeds])
-        )
+        what = "of the start that is set up, recorded with the episode; 0: another one for every episode"
+        self.declare_parameter("seed", 0, ParameterDescriptor(description=what, integer_range=[seeds]))
         shares = FloatingPointRange(from_value=0.05, to_value=1.0, step=0.0)
         self.declare_parameter(
             "speed", 1.0, ParameterDescriptor(description="share of every joint's speed", floating_point_range=[shares])
@@ -157,7 +157,7 @@ class PolicyNode(LifecycleNode):
         """ValueError without an instruction."""
         if not self._text("instruction").strip():
             raise ValueError(f"no instruction; ros2 param set /{self.get_name()} instruction TEXT")
-        seed = int(self.get_parameter("seed").value or 0)
+        seed = int(self.get_parameter("seed").value or 0) or secrets.randbits(32)
         return EpisodeRequest(instruction=self._text("instruction"), task=self._text("task"), seed=seed)
 
     def _refuse_while_stopped(self) -> None:

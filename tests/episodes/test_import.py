@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -551,3 +552,61 @@ def test_damaged_arguments_of_robomimic_are_named(tmp_path: Path) -> None:
         file["data"].attrs["env_args"] = "{broken"
     with pytest.raises(EpisodeError, match=r"lift.hdf5: env_args of /data is not a JSON object"):
         imported(path, tmp_path, state=("robot0_eef_pos",), instruction="lift")
+
+
+def set_rewards(path: Path, *rewards: list[float]) -> Path:
+    with h5py.File(path, "a") as file:
+        for number, values in enumerate(rewards):
+            file[f"data/demo_{number}/rewards"][:] = values
+    return path
+
+
+def test_rewards_other_than_0_and_1_do_not_say_what_a_success_is(tmp_path: Path) -> None:
+    fits = {"state": ("robot0_eef_pos",), "instruction": "lift"}
+    source = set_rewards(robomimic(tmp_path / "demo.hdf5"), [3.0] * 5)
+    with pytest.raises(EpisodeError, match=r"demo_0: rewards from 3 to 3 do not say .*give --success"):
+        imported(source, tmp_path, **fits)
+    assert not imported(source, tmp_path, **fits, success="none")[0].succeeded
+
+
+def test_a_success_in_the_last_two_rows_is_paid_once(tmp_path: Path) -> None:
+    source = set_rewards(robomimic(tmp_path / "demo.hdf5"), [0, 0, 0, 1, 1])
+    first, _ = imported(source, tmp_path, state=("robot0_eef_pos",), instruction="lift")
+    assert first.reward.tolist() == [0, 0, 0, 1]
+
+
+def test_lerobot_s_rewards_of_0_and_1_say_what_succeeded(tmp_path: Path) -> None:
+    root = lerobot_2(tmp_path / "pusht")
+    for number in (0, 1):
+        path = root / f"data/chunk-000/episode_{number:06d}.parquet"
+        table: dict[str, list[Any]] = parquet.read_table(path).to_pydict()
+        rewards: dict[str, list[Any]] = {"next.reward": [float(flag) for flag in table.pop("next.success")]}
+        write_parquet(path, table | rewards)
+    assert [episode.succeeded for episode in imported(root, tmp_path, **PIXELS)] == [True, False]
+
+
+def test_a_damaged_episode_in_the_store_refuses_no_import(tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path / "store", create=True)
+    mapping = ImportMapping(state=("robot0_eef_pos",), instruction="lift")
+    import_episodes(source := robomimic(tmp_path / "demo.hdf5"), store, mapping)
+    file = store.file(store.select()[0].id)
+    os.truncate(file, file.stat().st_size // 2)
+    result = import_episodes(source, store, mapping)
+    assert (result["episodes"], result["present"]) == (1, 1)
+
+
+def test_actions_that_cannot_be_read_are_those_of_a_bad_episode(tmp_path: Path) -> None:
+    source = robomimic(tmp_path / "demo.hdf5")
+    with h5py.File(source, "a") as file:
+        del file["data/demo_0/actions"]
+        options = {"chunks": ACTIONS[0].shape, "fletcher32": True}
+        chunk = file.create_dataset("data/demo_0/actions", data=ACTIONS[0], **options).id
+        file.flush()
+        at = chunk.get_chunk_info(0).byte_offset
+    content = bytearray(source.read_bytes())
+    content[at + 3] ^= 0xFF
+    source.write_bytes(content)
+    store = EpisodeStore(tmp_path / "store", create=True)
+    result = import_episodes(source, store, ImportMapping(state=("robot0_eef_pos",), instruction="lift"), skip_bad=True)
+    assert (result["episodes"], len(result["skipped"])) == (1, 1)
+    assert "demo_0 cannot be read" in result["skipped"][0]["reason"]

@@ -161,6 +161,20 @@ def test_y_ends_an_episode_of_six_joints_as_a_success(
     assert EpisodeStore(store).read(entry.id).succeeded
 
 
+@pytest.mark.real_time
+def test_every_episode_is_a_start_of_its_own(servos: SimulatedServos, tmp_path: Path) -> None:
+    """Recordings are divided by task and seed into those that are fitted to and those that are held out."""
+    store = tmp_path / "store"
+    with by_keys(without_leader(tmp_path), store=store) as (session, person):
+        for recorded in (1, 2):
+            session.begin("by hand", task="by hand")
+            hold("q", person, 1.5)
+            session.end(success=True)
+            wait(lambda recorded=recorded: session._recorder is not None and session._recorder.recorded == recorded)
+    first, second = EpisodeStore(store).select()
+    assert first.seed != second.seed
+
+
 @pytest.mark.parametrize("action_dim", range(LARGEST + 1))
 def test_no_key_that_is_a_command_moves_an_arm(action_dim: int) -> None:
     commands, motions = "nyx c0", "".join(teleop.KEYS[:action_dim])

@@ -281,6 +281,24 @@ def test_texts_with_quotes_reach_the_node_unchanged(text: str) -> None:
     rclpy.shutdown(context=context)
 
 
+def test_an_episode_of_the_node_has_a_seed_of_its_own_unless_one_is_set() -> None:
+    import rclpy
+    from rclpy.parameter import Parameter
+
+    from real_robot.ros.node import PolicyNode
+
+    rclpy.init(args=[])
+    try:
+        policy = PolicyNode()
+        policy.set_parameters([Parameter("instruction", value="pick up the red block")])
+        assert len({policy._episode().seed for _ in range(3)}) == 3
+        policy.set_parameters([Parameter("seed", value=7)])
+        assert policy._episode().seed == 7
+        policy.destroy_node()
+    finally:
+        rclpy.shutdown()
+
+
 def test_the_fake_arm_makes_up_for_time_without_a_processor(node: Any) -> None:
     from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 

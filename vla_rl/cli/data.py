@@ -92,7 +92,7 @@ class Import:
 
     path: Store
     source: Annotated[Path, arg(metavar="FILE_OR_FOLDER")]
-    """a robomimic file (.hdf5, also LIBERO's) or the folder of a LeRobot data set"""
+    """a robomimic (also LIBERO's) or D4RL file (.hdf5), or the folder of a LeRobot or Minari data set"""
     camera: tuple[str, ...] = ()
     """NAME=KEY, the simulator's camera and the recording's key of its images"""
     state: tuple[str, ...] = ()
