@@ -172,6 +172,9 @@ def _state(recording: Recording, mapping: ImportMapping) -> Float32[np.ndarray, 
     if not mapping.state:
         raise EpisodeError(f"{recording.name}: name the keys of the state: --state, of {', '.join(recording.keys)}")
     observed = [_observed(recording, key) for key in mapping.state]
+    for key, values in zip(mapping.state, observed, strict=True):
+        if values.dtype.kind not in "biuf":
+            raise EpisodeError(f"{recording.name}: {key!r} is {values.dtype}; --state needs keys of numbers")
     return np.concatenate([values.reshape(len(values), -1) for values in observed], axis=1).astype(np.float32)
 
 

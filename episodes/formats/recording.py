@@ -89,6 +89,17 @@ class Recording:
         return array
 
 
+def actions(name: str, array: Any) -> Float64[np.ndarray, "T action_dim"]:
+    """Raises EpisodeError where ``array``, the actions of the episode ``name``, is not [T, A] of numbers."""
+    found = np.asarray(array)
+    if found.ndim != 2 or found.dtype.kind not in "biuf":
+        raise EpisodeError(
+            f"{name}: its actions are {found.dtype} {list(found.shape)}, not numbers [T, action_dim]; discrete actions "
+            "cannot be imported"
+        )
+    return found.astype(np.float64)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Found:
     """An episode of a source. ``name``: as of its recording. ``load``: raises EpisodeError where it is damaged."""

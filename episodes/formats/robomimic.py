@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from episodes.formats.recording import Found, Recording, json_object
+from episodes.formats.recording import Found, Recording, actions, json_object
 from episodes.schema import EpisodeError
 
 OUTCOMES = ("rewards", "dones")  # about the state after each action
@@ -67,7 +67,7 @@ def _recording(name: str, demo: Any, instruction: str | None, control_hz: float 
         keys=(*demo["obs"], *outcomes),
         outcomes=outcomes,
         final=(lambda key: np.asarray(demo["next_obs"][key][-1])) if has_final else None,
-        action=np.asarray(demo["actions"], dtype=np.float64),
+        action=actions(name, demo["actions"]),
         reward=np.asarray(demo["rewards"], dtype=np.float64) if "rewards" in demo else None,
         instruction=_json(demo, "ep_meta").get("lang") or instruction,
         control_hz=control_hz,

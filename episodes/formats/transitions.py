@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from episodes.formats.recording import Found, Recording
+from episodes.formats.recording import Found, Recording, actions
 from episodes.formats.robomimic import is_robomimic, open_hdf5
 from episodes.schema import EpisodeError
 
@@ -62,7 +62,7 @@ def _of_rows(name: str, file: Any, rows: slice, *, terminated: bool) -> Recordin
         keys=("observations", "rewards"),
         outcomes=("rewards",),
         final=(lambda key: np.asarray(file[f"next_{key}"][rows.stop - 1])) if "next_observations" in file else None,
-        action=np.asarray(file["actions"][rows], dtype=np.float64),
+        action=actions(name, file["actions"][rows]),
         reward=np.asarray(file["rewards"][rows], dtype=np.float64).reshape(-1),
         instruction=None,
         control_hz=None,
@@ -86,7 +86,7 @@ def _of_group(name: str, group: Any) -> Recording:
         keys=(*_leaves(group["observations"], "observations"), "rewards"),
         outcomes=("rewards",),
         final=lambda key: np.asarray(group[key][-1]),
-        action=np.asarray(group["actions"], dtype=np.float64),
+        action=actions(name, group["actions"]),
         reward=np.asarray(group["rewards"], dtype=np.float64),
         instruction=None,
         control_hz=None,

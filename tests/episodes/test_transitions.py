@@ -90,3 +90,17 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         del file["rewards"]
     with pytest.raises(EpisodeError, match=r"flat.hdf5 has no rewards, which D4RL's layout has"):
         imported(path, tmp_path / "store")
+
+
+def test_discrete_actions_and_a_state_of_text_are_named(tmp_path: Path) -> None:
+    path = minari(tmp_path / "set", nested=True)
+    (file_path,) = path.rglob("*.hdf5")
+    with h5py.File(file_path, "a") as file:
+        file["episode_0/observations/mission"] = np.array([b"go"] * len(STATES[0]))
+    with pytest.raises(EpisodeError, match=r"'observations/mission' is \|S2; --state needs keys of numbers"):
+        imported(path, tmp_path / "text", "observations/mission")
+    with h5py.File(file_path, "a") as file:
+        del file["episode_0/actions"]
+        file["episode_0/actions"] = np.zeros(LENGTHS[0], dtype=np.int64)
+    with pytest.raises(EpisodeError, match=r"episode_0: its actions are int64 \[4\], not numbers \[T, action_dim\]"):
+        imported(path, tmp_path / "discrete", "observations/goal")
