@@ -58,6 +58,7 @@ def filled() -> Replay:
         policy_version=torch.zeros(ENTRIES, dtype=torch.int64),
         timed_out=torch.zeros(ENTRIES, dtype=torch.bool),
         actor=torch.full((ENTRIES,), POLICY),
+        num_cloned=torch.full((ENTRIES,), HORIZON),
     )
     made = Replay(
         entries.inputs[:1], (HORIZON, ACTION), streams=1, capacity=ENTRIES, gamma=0.99, seed=0,

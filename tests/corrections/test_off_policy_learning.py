@@ -179,6 +179,42 @@ def test_the_return_of_an_episode_that_was_given_up_is_not_known(tmp_path: Path,
     assert after.digest != before.digest
 
 
+@pytest.mark.parametrize(("key", "value"), [("outcome", "abort"), ("rewound_at", 3)])
+def test_nothing_of_an_episode_that_was_given_up_is_cloned_or_a_demonstration(
+    tmp_path: Path, key: str, value: str
+) -> None:
+    ids = folder_of(tmp_path, episodes=2)
+    before = replays(tmp_path, ids)
+    with EpisodeStore(tmp_path / EPISODES) as store:
+        store.label(ids[0], key, value, author="anna")
+    after = replays(tmp_path, ids)
+    cloned = [int((made.own.entries().num_cloned > 0).sum()) for made in (before, after)]
+    assert cloned[1] == cloned[0] / 2 > 0
+    assert len(after.own) == len(before.own)  # the critics learn of both
+    drawn = [made.demonstrations.windows(made.demonstrations._starts, chunks=1) for made in (before, after)]
+    driven = STEPS - DRIVES_FROM
+    assert [int((one.actor == HUMAN).sum()) for one in drawn] == [2 * driven, driven]
+
+
+def test_steps_on_hold_are_not_cloned(tmp_path: Path) -> None:
+    folder_of(tmp_path, episodes=0)
+    actors = "h" * (H + 1) + "-" * (2 * H - 1) + "h" * H
+    with EpisodeStore(tmp_path / EPISODES) as store:
+        id = store.add(corrected(actors, {0, H, 2 * H, 3 * H, 4 * H}))
+    entries = replays(tmp_path, [id]).own.entries()
+    executed = entries.num_executed > 0
+    assert entries.num_executed[executed].tolist() == [H] * 4
+    assert entries.num_cloned[executed].tolist() == [H, 1, 0, H]  # up to the first step on hold
+
+
+def test_where_all_was_aborted_there_is_nothing_to_learn(tmp_path: Path) -> None:
+    for id in folder_of(tmp_path):
+        with EpisodeStore(tmp_path / EPISODES) as store:
+            store.label(id, "outcome", "abort", author="anna")
+    with pytest.raises(UserError, match="aborted or rewound does not count unless it is labelled"):
+        learn_round(tmp_path, recipe("recap", tmp_path, "--learning.demonstrations=[]"))
+
+
 @pytest.mark.parametrize(("host_gb", "kept"), [(0.0, Observation), (1.0, VLAContext)])
 def test_prefixes_that_do_not_fit_are_encoded_again(tmp_path: Path, host_gb: float, kept: type) -> None:
     """Of pi0, whose cache of one observation has 10 MB at full size."""
@@ -218,10 +254,11 @@ def test_a_round_learns_from_failures_too_and_publishes(tmp_path: Path, name: st
 
 
 def test_a_round_without_a_known_return_trains_the_actor_alone(tmp_path: Path) -> None:
-    """No update has a value loss then, and none is invented."""
-    for id in folder_of(tmp_path):
-        with EpisodeStore(tmp_path / EPISODES) as store:
-            store.label(id, "outcome", "abort", author="anna")
+    """No update has a value loss then, and none is invented. As on an arm where nobody said how episodes ended."""
+    folder_of(tmp_path, episodes=0)
+    never = np.zeros(STEPS, dtype=bool)
+    with EpisodeStore(tmp_path / EPISODES) as store:
+        store.add_all(driven_to_the_end(seed, terminated=never, truncated=never, success=never) for seed in range(3))
     learn_round(tmp_path, recipe("recap", tmp_path, "--learning.demonstrations=[]"))
     ((path, _),) = read_rounds(tmp_path)
     metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]

@@ -275,6 +275,34 @@ def test_offline_iterations_act_nothing_and_resume_exactly(method: str, store: P
             assert untimed(resumed.iterate()) == untimed(found[iteration])
 
 
+def test_a_batch_of_which_nothing_may_be_cloned_moves_nothing(store: Path) -> None:
+    for method in ("iql", "recap", "recap_told", "q_chunking"):
+        made = learner(method, store)
+        made._fit_features()
+        batch = made._draw(8)
+        batch = dataclasses.replace(batch, num_cloned=torch.zeros_like(batch.num_cloned))
+        context, following = made.policy.restore(batch.inputs), made.policy.restore(batch.next_inputs)
+        proposals = made.actor.propose(context, following, batch, made.critics, made.generator, compare=False)
+        found = made.actor.gradients(context, batch, proposals, made.critics, made.generator)
+        assert found["actor_loss"] == 0 and found["actor_grad_norm"] == 0, method
+
+
+def test_a_run_does_not_go_on_with_other_recorded_episodes(tmp_path: Path) -> None:
+    path = record(tmp_path / "store", sign=1.0, episodes=12)
+    made = learner("iql", path)
+    made.iterate()
+    state = made.state_dict()
+    learner("iql", path).load_state_dict(state)
+    with EpisodeStore(path) as opened:
+        id = next(entry.id for entry in opened.select() if entry.success)
+        opened.label(id, "success", False, author="anna")
+    with pytest.raises(UserError, match="labels or cuts are others than those that the run learned from before"):
+        learner("iql", path).load_state_dict(state)
+    with EpisodeStore(path) as opened:
+        opened.label(id, "success", None, author="anna")
+    learner("iql", path).load_state_dict(state)
+
+
 def test_thrown_away_episodes_are_not_drawn_again(store: Path) -> None:
     made = learner("cal_ql", store, demonstration_share=0.0, cal_ql=CalQLConfig(draws=3, online_weight=0.0))
     found = [made.iterate() for _ in range(4)]

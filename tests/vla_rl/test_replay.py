@@ -49,6 +49,7 @@ def entries(count: int, executed: list[int], terminated: list[int], reward: list
         policy_version=torch.zeros(count, dtype=torch.int64),
         timed_out=torch.tensor(executed) == 0,
         actor=torch.full((count,), POLICY),
+        num_cloned=torch.tensor(executed),
     )
 
 
@@ -342,6 +343,7 @@ def test_longer_instructions_widen_what_is_held() -> None:
         policy_version=torch.tensor([0]),
         timed_out=torch.tensor([False]),
         actor=torch.tensor([POLICY]),
+        num_cloned=torch.tensor([4]),
     )
     held = replay(example, capacity=4)
     wide = dataclasses.replace(obs, instruction=torch.full((1, 128), 7, dtype=torch.uint8))

@@ -185,6 +185,7 @@ class OffPolicy(OffPolicyUpdates):
                 policy_version=experience.policy_version,
                 timed_out=torch.zeros_like(known),
                 actor=experience.actor,
+                num_cloned=experience.num_executed * known,
             ),
         )
         if chunk.final is not None:
@@ -200,6 +201,7 @@ class OffPolicy(OffPolicyUpdates):
                     policy_version=experience.policy_version[: len(chunk.timed_out)],
                     timed_out=~empty.bool(),
                     actor=torch.full_like(empty, SEVERAL).long(),
+                    num_cloned=empty.long(),
                 ),
             )
         self.chunks_acted += len(experience)

@@ -170,7 +170,7 @@ class Actor:
         generator: torch.Generator,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The policy's own cloning loss with a weight for each chunk: its mask of valid actions holds it."""
-        mask = executed_mask(batch.num_executed, self.policy.spec.action_horizon).float()
+        mask = executed_mask(batch.num_cloned, self.policy.spec.action_horizon).float()
         if self.config.best_of is not None:
             return self.policy.bc_loss(context, Targets(action=batch.action, mask=mask), generator), {}
         with torch.no_grad():
@@ -182,7 +182,7 @@ class Actor:
             )
         weighted = mask * weight[:, None]
         loss = self.policy.bc_loss(context, Targets(action=batch.action, mask=weighted), generator)
-        loss = loss * weighted.sum().clamp(min=1) / mask.sum()  # bc_loss divides by the sum of its mask
+        loss = loss * weighted.sum().clamp(min=1) / mask.sum().clamp(min=1)  # bc_loss divides by the sum of its mask
         return loss, {"advantage": advantage.mean(), "cloning_weight": weight.mean()}
 
     def _clone_labelled(
@@ -200,7 +200,10 @@ class Actor:
 
     def _cloning_weight(self, advantage: Float[Tensor, " B"], batch: Windows) -> Float[Tensor, " B"]:
         if (recap := self.config.recap) is not None:
-            return positive_labels(advantage, recap.positive, chosen_by(batch, recap.positive_actors))
+            label, cloned = torch.zeros_like(advantage), batch.num_cloned > 0
+            forced = chosen_by(batch, recap.positive_actors)
+            label[cloned] = positive_labels(advantage[cloned], recap.positive, forced[cloned])
+            return label
         assert self.config.iql is not None
         return cloning_weights(advantage, self.config.iql.temperature, self.config.iql.max_weight)
 
@@ -255,6 +258,6 @@ def chosen_by(batch: Windows, actors: Sequence[str] | None) -> Bool[Tensor, " B"
 def distance_from_recorded(
     error: Float[Tensor, "B H A"], batch: Windows, chosen: Bool[Tensor, " B"]
 ) -> Float[Tensor, ""]:
-    """Mean square over the actions that were executed in the ``chosen`` chunks; 0 where there are none."""
-    mask = executed_mask(batch.num_executed, error.shape[1]) & chosen[:, None]
+    """Mean square over the actions of the ``chosen`` chunks that may be cloned; 0 where there are none."""
+    mask = executed_mask(batch.num_cloned, error.shape[1]) & chosen[:, None]
     return masked_mean(error.square(), mask)

@@ -11,6 +11,9 @@ A chunk is stored as it was executed, whoever chose its actions; it is a person'
 
     actor         p  p  p  p  p  h  h  h  h  h  h  h       p: policy, h: human
     observed at   0           4  5  6  7  8  9  10 11 12   h = 4: at 4 of several, from 5 on a person's
+
+Of a chunk the actions before the first step on hold may be cloned, and none of an episode that was given up (aborted or
+rewound: ``outcome_unknown``). Both are transitions for the critics.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ import torch
 from jaxtyping import Bool, Float32, Int64
 
 from episodes.outcomes.rewards import rewarded
-from episodes.overlays import outcome_labelled
-from episodes.schema import EXPERT, HUMAN, Episode
+from episodes.overlays import outcome_labelled, outcome_unknown
+from episodes.schema import EXPERT, HOLD, HUMAN, Episode
 from episodes.store import EVERYTHING, EpisodeStore, Selection
 from policies.policy import Policy
 from sims.devices.crossing import crossing
@@ -44,8 +47,8 @@ DEMONSTRATORS = (EXPERT, HUMAN)
 class ChunkSequence:
     """Observations of one episode that are a chunk apart (their indices), and the chunks between them.
 
-    The last one may be an observation that no known chunk follows: ``num_executed`` 0. ``timed_out``, ``actor``: as of
-    ``Entries``.
+    The last one may be an observation that no known chunk follows: ``num_executed`` 0. ``timed_out``, ``actor``,
+    ``num_cloned``: as of ``Entries``.
     """
 
     episode: Episode
@@ -56,13 +59,19 @@ class ChunkSequence:
     terminated: Bool[np.ndarray, " n"]
     timed_out: Bool[np.ndarray, " n"]
     actor: Int64[np.ndarray, " n"]
+    num_cloned: Int64[np.ndarray, " n"]
 
     def __len__(self) -> int:
         return len(self.observation)
 
 
-def chunk_sequences(episode: Episode, *, action_horizon: int, gamma: float) -> Iterator[ChunkSequence]:
-    """All sequences of an episode that hold a transition; none goes on behind the first step that is terminated."""
+def chunk_sequences(
+    episode: Episode, *, action_horizon: int, gamma: float, given_up: bool = False
+) -> Iterator[ChunkSequence]:
+    """All sequences of an episode that hold a transition; none goes on behind the first step that is terminated.
+
+    ``given_up``: nothing of it may be cloned.
+    """
     steps, observed = _steps(episode), episode.observation_steps.astype(np.int64)
     for remainder in np.unique(observed % action_horizon):
         index = np.flatnonzero((observed % action_horizon == remainder) & (observed < steps))
@@ -76,7 +85,7 @@ def chunk_sequences(episode: Episode, *, action_horizon: int, gamma: float) -> I
                 part = np.append(part, len(observed) - 1)
             chunks = _sequence(episode, part, action_horizon, gamma)
             if chunks.num_executed.any():
-                yield chunks
+                yield replace(chunks, num_cloned=chunks.num_cloned * (not given_up))
 
 
 def _steps(episode: Episode) -> int:
@@ -97,6 +106,7 @@ def _sequence(
     inside = np.minimum(ahead, steps - 1)
     reward = (episode.reward[inside] * within * gamma ** np.arange(action_horizon)).sum(1).astype(np.float32)
     first = episode.actor[inside[:, 0]].astype(np.int64)
+    held = (episode.actor[inside] == HOLD) | ~within
     alone = ((episode.actor[inside] == first[:, None]) | ~within).all(1)
     return ChunkSequence(
         episode=episode,
@@ -107,14 +117,22 @@ def _sequence(
         terminated=terminated,
         timed_out=(start == steps) & bool(episode.truncated[steps - 1]),
         actor=np.where(alone, first, SEVERAL),
+        num_cloned=np.where(held.any(1), held.argmax(1), action_horizon),
     )
 
 
 def demonstrated(chunks: ChunkSequence) -> ChunkSequence:
-    """Only the chunks that an expert or a person chose; of others the observation is left, the true successor."""
-    kept = np.isin(chunks.actor, DEMONSTRATORS)
+    """Only the chunks that an expert or a person chose and that may be cloned; of others the observation is left, the
+    true successor."""
+    kept = np.isin(chunks.actor, DEMONSTRATORS) & (chunks.num_cloned > 0)
     executed, terminated = chunks.num_executed * kept, chunks.terminated & kept
-    return replace(chunks, reward=chunks.reward * kept, num_executed=executed, terminated=terminated)
+    return replace(
+        chunks,
+        reward=chunks.reward * kept,
+        num_executed=executed,
+        num_cloned=chunks.num_cloned * kept,
+        terminated=terminated,
+    )
 
 
 def recorded_chunk_sequences(
@@ -138,8 +156,9 @@ def recorded_chunk_sequences(
                 "label them (EpisodeStore.label), or import them into a new store with --success end or a rule"
             )
         read += len(episodes)
-        for episode in episodes:
-            found += chunk_sequences(episode, action_horizon=action_horizon, gamma=gamma)
+        for episode, (_, labels) in zip(episodes, selected, strict=True):
+            given_up = outcome_unknown(labels)
+            found += chunk_sequences(episode, action_horizon=action_horizon, gamma=gamma, given_up=given_up)
     if not read:
         raise UserError(f"{', '.join(map(str, stores))}: no episode matches {where}; record some with: vla-rl collect")
     if not any(len(chunks) > 1 for chunks in found):
@@ -226,4 +245,5 @@ def _entries(group: Sequence[ChunkSequence], inputs: TensorDataclass) -> Entries
         policy_version=torch.full((len(inputs),), -1),
         timed_out=join("timed_out"),
         actor=join("actor"),
+        num_cloned=join("num_cloned"),
     )

@@ -15,6 +15,7 @@ known.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,7 +39,8 @@ class Entries(TensorDataclass):
 
     ``policy_version``: of the weights that acted, -1 where the policy did not.
     ``timed_out``: the last observation of an episode whose time ran out. ``actor``: who chose all of its
-    actions, an index into ``episodes.schema.ACTORS``; SEVERAL: not one of them alone.
+    actions, an index into ``episodes.schema.ACTORS``; SEVERAL: not one of them alone. ``num_cloned``: of the executed
+    actions, how many from the first on may be cloned.
     """
 
     inputs: TensorDataclass
@@ -49,19 +51,21 @@ class Entries(TensorDataclass):
     policy_version: Int[Tensor, "*B"]
     timed_out: Bool[Tensor, "*B"]
     actor: Int[Tensor, "*B"]
+    num_cloned: Int[Tensor, "*B"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Windows(TensorDataclass):
     """``reward``: the discounted sum over the window; ``discount``: of the value at its end, 0 where the task ended.
 
-    ``action``, ``num_executed`` and ``actor`` are of its first chunk. ``return_to_go``: the discounted sum from its
-    start to the episode's end, -inf where that is not known; None where it was not asked for.
+    ``action``, ``num_executed``, ``num_cloned`` and ``actor`` are of its first chunk. ``return_to_go``: the discounted
+    sum from its start to the episode's end, -inf where that is not known; None where it was not asked for.
     """
 
     inputs: TensorDataclass
     action: Float[Tensor, "B H A"]
     num_executed: Int[Tensor, " B"]
+    num_cloned: Int[Tensor, " B"]
     actor: Int[Tensor, " B"]
     reward: Float[Tensor, " B"]
     discount: Float[Tensor, " B"]
@@ -105,6 +109,7 @@ class Replay:
             policy_version=torch.zeros(total, dtype=torch.int64),
             timed_out=torch.zeros(total, dtype=torch.bool),
             actor=torch.full((total,), SEVERAL),
+            num_cloned=torch.zeros(total, dtype=torch.int64),
         )
         self._index()
 
@@ -187,6 +192,7 @@ class Replay:
             inputs=entries.inputs[first],
             action=entries.action[first],
             num_executed=entries.num_executed[first],
+            num_cloned=entries.num_cloned[first],
             actor=entries.actor[first],
             reward=torch.from_numpy(reward).float(),
             discount=torch.from_numpy(discount).float(),
@@ -242,8 +248,16 @@ class Replay:
         return {"count": self.count.copy(), "entries": kept, "generator": self.rng.bit_generator.state}
 
     def position(self) -> dict[str, Any]:
-        """Without the entries, where these are read again: the generator, and the number of entries."""
-        return {"count": self.count.copy(), "generator": self.rng.bit_generator.state}
+        """Without the entries, where these are read again: the generator, the number of entries and their digest."""
+        return {"count": self.count.copy(), "digest": self._digest(), "generator": self.rng.bit_generator.state}
+
+    def _digest(self) -> str:
+        """Of what was done and paid; without the observations, which are large."""
+        digest, entries = hashlib.sha256(), self._entries
+        for told in (entries.action, entries.reward, entries.num_executed, entries.terminated, entries.timed_out,
+                     entries.actor, entries.num_cloned):  # fmt: skip
+            digest.update(told.numpy().tobytes())
+        return digest.hexdigest()
 
     def go_on_from(self, state: dict[str, Any]) -> None:
         """From ``position``. UserError if there are other entries now."""
@@ -251,6 +265,11 @@ class Replay:
             raise UserError(
                 f"the recorded episodes held {int(state['count'].sum())} observations, now {int(self.count.sum())}: a "
                 "run resumes with the same stores"
+            )
+        if state.get("digest") != self._digest():
+            raise UserError(
+                "the recorded episodes, their labels or cuts are others than those that the run learned from before "
+                "(or an older version saved it): take the changes back, or start a new run"
             )
         self.rng.bit_generator.state = state["generator"]
 

@@ -3,7 +3,8 @@
     own               every chunk of the corrected episodes, the policy's, a person's and those that they share
     demonstrations    chunks that an expert or a person chose alone
 
-A person's chunks are in both, as in HIL-SERL (Luo et al. 2024, arXiv:2410.21845). All are stored as executed. Rewards
+A person's chunks are in both, as in HIL-SERL (Luo et al. 2024, arXiv:2410.21845). All are stored as executed. Of an
+episode that was aborted or rewound nothing is a demonstration and nothing is cloned, nor are steps on hold. Rewards
 are of the outcome as it is labelled now: 1 at the first step that shows success.
 """
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from episodes.outcomes.rewards import with_outcome
+from episodes.overlays import outcome_unknown
 from episodes.store import EpisodeStore, Selection
 from policies.bundle import Provenance, save_bundle
 from policies.policy import Policy, set_frozen
@@ -65,7 +67,8 @@ def correction_replays(
     if not chosen:
         raise UserError(
             f"{episodes}: nowhere did a person drive for {policy.spec.action_horizon} control steps, the policy's "
-            "action horizon, or to the end of an episode"
+            "action horizon, or to the end of an episode; what was aborted or rewound does not count unless it is "
+            "labelled"
         )
     policy.plan_storage(sum(map(len, [*own, *chosen])), in_host=True)
     example = stored_example(policy)
@@ -82,12 +85,13 @@ def _sequences(
     path: Path, where: Selection, policy: Policy, gamma: float, digest: hashlib._Hash
 ) -> Iterator[ChunkSequence]:
     with EpisodeStore(path) as store:
-        for entry in store.select(where):
-            episode = with_outcome(store, entry)
-            digest.update(f"{entry.id}{entry.span or ''}".encode())
+        for entry, labels in store.select_labelled(where):
+            episode, given_up = with_outcome(store, entry), outcome_unknown(labels)
+            digest.update(f"{entry.id}{entry.span or ''}{given_up}".encode())
             for outcome in (episode.reward, episode.terminated, episode.truncated):
                 digest.update(outcome.tobytes())
-            yield from chunk_sequences(episode, action_horizon=policy.spec.action_horizon, gamma=gamma)
+            horizon = policy.spec.action_horizon
+            yield from chunk_sequences(episode, action_horizon=horizon, gamma=gamma, given_up=given_up)
 
 
 def learn_replays(
