@@ -220,6 +220,10 @@ class Policy(OnDevice, ABC, Generic[C, T]):
     def restore(self, record: TensorDataclass) -> C:
         """The context of a stored record, recomputed with gradient where the encoder is trained."""
 
+    def scored_in(self, record: TensorDataclass) -> Precision:
+        """The lowest precision in which ``restore`` and ``log_prob`` of a stored record compute, as the rollout did."""
+        return self.computes_in
+
     @abstractmethod
     def log_prob(self, context: C, trace: T) -> Float[Tensor, "B S H A"]:
         """Per element, float32, differentiable; the same code as ``sample``. UserError as there."""
@@ -294,8 +298,7 @@ class GuidedPolicy(Protocol):
 class LikelihoodModel(Protocol):
     """What a likelihood update without critic, reference and average asks of a policy (see ``Policy``)."""
 
-    @property
-    def precision(self) -> Precision: ...
+    def scored_in(self, record: Any) -> Precision: ...
 
     def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]: ...
 

@@ -19,6 +19,7 @@ from sims.errors import UserError
 
 SHOWN = 12
 INDEX = "model.safetensors.index.json"
+NOISE_HEAD = "noise_head."  # of flow_noise: like LoRA in no published file, and it starts at 0
 
 
 class CheckpointError(UserError):
@@ -128,7 +129,8 @@ def load_tensors(network: nn.Module, tensors: Mapping[str, Tensor], layout: Layo
     CheckpointError as ``load_published``.
     """
     named, dead, problems = _rename(tensors, layout)
-    own = {name: tensor for name, tensor in network.state_dict().items() if not is_added(name)}
+    parameters = network.state_dict().items()
+    own = {name: tensor for name, tensor in parameters if not (is_added(name) or name.startswith(NOISE_HEAD))}
     problems += _problem("missing", sorted(set(own) - set(named)))
     problems += _problem("unexpected", sorted(tensors_name for name, tensors_name in named.items() if name not in own))
     problems += _problem(

@@ -177,6 +177,10 @@ class FlowVLA(KeptPrefix[VLAContext, DenoisingTrace], DenoisedChunks[VLAContext]
             cache = self._prefix(seen)
         return VLAContext(cache=cache, state=obs.state, obs=obs), state
 
+    def scored_in(self, record: TensorDataclass) -> Precision:
+        """The expert's; of a record that is encoded again, the prefix's too."""
+        return self.computes_in if isinstance(record, Observation) else self.precision
+
     @property
     def record_bytes(self) -> int:
         cameras = len(self.config.convention.cameras or self.spec.robot.cameras)

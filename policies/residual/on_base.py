@@ -58,5 +58,8 @@ class InBaseContext(OnBase[C, T]):
     def restore(self, record: TensorDataclass) -> Any:
         return self.base.restore(record)
 
+    def scored_in(self, record: TensorDataclass) -> Precision:
+        return self.base.scored_in(record)
+
     def value_features(self, context: Any) -> Float[Tensor, "B value_dim"]:
         return self.base.value_features(context)

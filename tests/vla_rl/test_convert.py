@@ -20,6 +20,7 @@ from policies.pretrained.tokenizer import PromptTokenizer
 from sims.errors import UserError
 from tests.policies.pretrained.golden import read_golden
 from vla_rl.cli.main import main
+from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config
 from vla_rl.config.published import Published
 from vla_rl.runners.convert import read_published
@@ -76,6 +77,23 @@ def test_a_published_checkpoint_becomes_a_bundle(tmp_path: Path, capsys: Any) ->
     processor = sentencepiece.SentencePieceProcessor(model_proto=train_tokenizer())
     assert policy.tokenizer.bos == 1 and policy.tokenizer.ids("open the drawer") == processor.encode("open the drawer")
     torch.testing.assert_close(policy.normalizer.action_scale, torch.tensor(STATISTICS["std"][:7] + 1e-6).float())
+
+
+@pytest.mark.parametrize("name", ["pi_rl_libero_pi0", "pi_rl_libero_pi05", "reinflow_libero_pi0"])
+def test_the_conversion_that_a_recipe_asks_for(name: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """Its first lines say the command, as a shell reads it."""
+    recipe = CONFIGS.parent / "recipes" / f"{name}.yaml"
+    comment = "".join(line[1:] for line in recipe.read_text().splitlines(keepends=True) if line.startswith("#"))
+    command = comment[comment.index("vla-rl convert") :].replace("\\\n", " ").splitlines()[0].split()
+    write_checkpoint(tmp_path / "CHECKPOINT", "pi05" if "pi05" in name else "pi0")
+    (tmp_path / "configs").symlink_to(CONFIGS.parent)
+    monkeypatch.chdir(tmp_path)
+    main([*command[1:], *TINY])
+    bundle = command[command.index("--out") + 1]
+    policy: Any = load_bundle(tmp_path / bundle)
+    assert policy.config.explore.name == ("flow_noise" if name.startswith("reinflow") else "flow_sde")
+    start: Any = load_config(Experiment, recipe).start
+    assert start.path.resolve() == CONFIGS.parents[1] / bundle  # where the command wrote it, run in the checkout
 
 
 @pytest.mark.parametrize("adds_bos", [True, False])

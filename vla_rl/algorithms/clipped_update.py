@@ -211,7 +211,7 @@ class ClippedUpdate:
         with torch.no_grad():
             context = self.policy.restore(batch.inputs)
         configured = self.config.audit_tolerance
-        tolerance = AUDIT_TOLERANCE[self.policy.precision] if configured is None else configured
+        tolerance = AUDIT_TOLERANCE[self.policy.scored_in(batch.inputs)] if configured is None else configured
         with crossing("metrics"):
             return audit_log_prob(self.policy, context, batch, tolerance=tolerance)
 

@@ -45,8 +45,7 @@ class WorldPolicy:
     def device(self) -> torch.device:
         return self.model.device
 
-    @property
-    def precision(self) -> Precision:
+    def scored_in(self, record: PredictionQuery) -> Precision:
         return self.model.config.precision
 
     def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:

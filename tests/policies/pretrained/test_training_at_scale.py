@@ -8,17 +8,23 @@ from typing import Any
 import pytest
 import torch
 
+from policies.audit import LogProbMismatch
 from policies.denoising.kernels import FlowSDEConfig
 from policies.policy import Policy, set_frozen
+from policies.pretrained.decoder import DecoderConfig
 from policies.pretrained.flow_policy import cache_bytes
 from policies.pretrained.lora import LoRAConfig
 from policies.pretrained.smolvla.network import CrossAttention
 from policies.pretrained.storage import StorageConfig
+from policies.pretrained.vision import VisionConfig
 from policies.registry import build_policy
 from sims.vector_env import Observation
 from tests.policies.encoding import encode
 from tests.policies.pretrained.toy import FLOW_POLICIES, OPENVLA, OPENVLA_OFT, toy
 from tests.policies.test_every_policy import ROBOT, generator, observe
+from vla_rl.algorithms.clipped_update import ClippedUpdate
+from vla_rl.algorithms.update_settings import UpdateConfig
+from vla_rl.rollouts.experience import Experience
 
 NAMES = list(FLOW_POLICIES)
 CONFIGS = {name: toy(name, FlowSDEConfig(steps=3)) for name in NAMES} | {"openvla": OPENVLA, "openvla_oft": OPENVLA_OFT}
@@ -119,6 +125,37 @@ def test_half_precision_keeps_log_probs_within_a_tenth_nat_per_chunk(name: str, 
 @pytest.mark.parametrize("name", NAMES)
 def test_with_the_prefix_in_half_precision_log_probs_are_as_exact_as_in_float32(name: str) -> None:
     assert difference_of_log_probs(made(name, prefix_precision="bfloat16")) <= 1e-4
+
+
+@pytest.mark.parametrize("where", ["host", "recompute"])
+def test_the_audit_allows_for_a_half_precision_prefix_only_where_it_is_encoded_again(where: Any) -> None:
+    """pi0 of a width at which the shape of a batch shows, in micro-batches of 8 of a rollout of 32."""
+    wide: dict[str, Any] = {"mlp_width": 1024, "depth": 6, "heads": 4, "kv_heads": 1, "head_dim": 64}
+    vision = VisionConfig(width=256, mlp_width=512, depth=4, heads=4, image_size=56)
+    policy = made(
+        "pi0",
+        prefix_precision="bfloat16",
+        storage=StorageConfig(where=where),
+        language=DecoderConfig(width=512, **wide),
+        expert=DecoderConfig(width=256, **wide),
+        vision=vision,
+    )
+    update = ClippedUpdate(UpdateConfig(frozen=("encoder",)), policy, seed=0)
+    context = encode(policy, observe(32))
+    sample = policy.sample(context, generator())
+    numbers, flags = torch.zeros(32), torch.ones(32, dtype=torch.bool)
+    batch = Experience(
+        inputs=policy.store(context), trace=sample.trace, log_prob=sample.log_prob, value=numbers, next_value=numbers,
+        reward=numbers, num_executed=numbers.long() + 8, terminated=flags, truncated=flags, success=flags, valid=flags,
+        task=numbers.long(), policy_version=numbers.long(), actor=numbers.long(),
+    )[torch.arange(8)]  # fmt: skip
+    largest = max(step.max for step in update.audit(batch))
+    if where == "recompute":
+        assert largest <= 0.1
+        return
+    assert largest <= 1e-4
+    with pytest.raises(LogProbMismatch, match=r"tolerance 0\.001"):
+        update.audit(replace(batch, log_prob=batch.log_prob + 0.01))
 
 
 def difference_of_log_probs(policy: FlowVLA) -> float:
