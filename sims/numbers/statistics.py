@@ -50,12 +50,14 @@ def interquartile_mean(scores: np.ndarray) -> float:
 
 
 def interquartile_interval(scores: np.ndarray) -> tuple[float, float]:
-    """95 % interval of the interquartile mean of ``scores`` [runs, tasks]: a bootstrap of the runs, task by task.
+    """95 % interval of the interquartile mean of ``scores`` [runs, tasks]: a bootstrap of whole runs.
 
-    Stratified as by Agarwal et al. 2021, Sec. 4.1. One run gives an interval of no width: it shows no variation.
+    One policy does all tasks of a run, so that its scores rise and fall together; where each score is of a training of
+    its own, Agarwal et al. 2021, Sec. 4.1, draw them task by task. One run gives an interval of no width: it shows no
+    variation.
     """
     rng, (runs, tasks) = np.random.default_rng(0), scores.shape
-    drawn = scores[rng.integers(runs, size=(2_000, runs, tasks)), np.arange(tasks)].reshape(2_000, -1)
+    drawn = scores[rng.integers(runs, size=(2_000, runs))].reshape(2_000, -1)
     cut = runs * tasks // 4
     means = np.sort(drawn, axis=1)[:, cut : runs * tasks - cut].mean(1)
     low, high = bootstrap_interval(means)

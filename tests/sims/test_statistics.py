@@ -14,6 +14,7 @@ from sims.numbers.statistics import (
     auc_interval,
     auc_within_tasks,
     best_threshold,
+    interquartile_interval,
     length_matched_auc,
     mean_interval,
     threshold_exceeded_by,
@@ -48,6 +49,11 @@ def test_scores_that_know_the_task_alone_tell_nothing() -> None:
 def test_auc_within_one_task_is_the_auc() -> None:
     score, truth = torch.rand(30, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 3 == 0
     assert auc_within_tasks(score, truth, torch.ones(30, dtype=torch.long)) == pytest.approx(auc(score, truth))
+
+
+def test_tasks_that_rise_and_fall_with_their_run_make_no_mean_more_certain() -> None:
+    scores = np.random.default_rng(0).normal(0.6, 0.08, (8, 1))
+    assert interquartile_interval(scores.repeat(4, axis=1)) == pytest.approx(interquartile_interval(scores))
 
 
 def test_a_longer_episode_has_no_more_chances_in_a_length_matched_auc() -> None:

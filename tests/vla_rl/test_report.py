@@ -326,12 +326,17 @@ def test_runs_without_a_simulator_are_compared_by_what_they_imagine_and_say_so(t
     assert check(write_comparison(runs, tmp_path / "compare.html")).text.count("imagined") == 2
 
 
-def test_runs_that_start_from_the_bundle_of_their_seed_are_one_group(tmp_path: Path):
+@pytest.mark.parametrize(
+    "path", ["runs/{start}_seed{seed}/bundle", "2026-11-1/{start}/pi0/seed{seed}/x", "v{version}/{seed}/pi0"]
+)
+def test_runs_that_start_from_the_bundle_of_their_seed_are_one_group(tmp_path: Path, path: str):
+    """Also where another number of the path is the seed of one of them."""
     runs = [make_run(tmp_path / f"{start}-{seed}", seed=seed, videos=False) for start in "ab" for seed in (0, 1)]
     for run in runs:
         start, seed = run.name.split("-")
         with (run / "config.yaml").open("a") as file:
-            file.write(f"start:\n  name: bundle\n  path: runs/{start}_seed{seed}/bundle\n")
+            bundle = path.format(start=start, version="ab".index(start), seed=seed)
+            file.write(f"start:\n  name: bundle\n  path: {bundle}\n")
     found = groups([read_run(run) for run in runs])
     assert [[run.path.name for run in group.runs] for group in found] == [["a-0", "a-1"], ["b-0", "b-1"]]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from policies.bundle import load_bundle
+from policies.bundle import load_bundle, read_bundle_info
 from vla_rl.cli.main import main
 from vla_rl.runners.evaluate import locate
 from vla_rl.runs.listing import summarize
@@ -115,6 +115,24 @@ def test_the_policy_of_a_run_that_has_begun_is_with_its_residual(tmp_path: Path)
     assert locate(tmp_path)[1] == tmp_path / "residual"
     (tmp_path / "bundle").mkdir()
     assert locate(tmp_path)[1] == tmp_path / "bundle"
+
+
+def test_an_evaluation_says_of_which_policy_it_is(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that is not complete has only the policy of before its reinforcement."""
+    run = copy(project, tmp_path)
+    for name, notice in (("bundle", ""), ("imitation/bundle", f"{run} is not complete: this is its policy before ")):
+        capsys.readouterr()
+        main(["eval", str(run), "--episodes=1", "--json"])
+        printed = capsys.readouterr()
+        result = json.loads(printed.out.splitlines()[-1])
+        assert result["bundle"] == str(run / name)
+        assert result["weights"] == read_bundle_info(run / name).sha256
+        assert (" is not complete" in printed.err) == bool(notice)
+        assert notice in printed.err
+        if not notice:
+            interrupt(run, after="evaluate_before")
 
 
 def test_an_extended_run_that_fails_has_no_result_of_before(

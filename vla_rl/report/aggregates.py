@@ -13,6 +13,7 @@ from vla_rl.report.compute import ComputeFit, compute_fit
 from vla_rl.report.run_data import Rate, RunData, per_task
 from vla_rl.runs.result import RESULT_FILE
 
+NUMBER = re.compile(r"(\d+)")
 SHOWN = 6  # settings in a group's name
 OF_ONE_RUN = ("seed", "evaluation.seed", "cluster", "trace", "watchdog_s", "device", "wandb")
 
@@ -32,7 +33,7 @@ class Group:
 
 def groups(runs: Sequence[RunData]) -> list[Group]:
     """In the order of their first run."""
-    settings = [_settings(run) for run in runs]
+    settings = _settings(runs)
     different = [key for key in dict.fromkeys(key for one in settings for key in one) if _varies(key, settings)]
     members: dict[tuple[str, ...], list[RunData]] = {}
     for run, one in zip(runs, settings, strict=True):
@@ -82,14 +83,29 @@ def _names(settings: Sequence[Mapping[str, object]], different: Sequence[str]) -
     return [label.removeprefix(", ") or "all runs" for label in labels]
 
 
-def _settings(run: RunData) -> dict[str, object]:
-    """Without what is of one run alone, as the run's own seed in a path: each starts from the bundle of its seed."""
-    seed = rf"(?<!\d){re.escape(str(run.settings.get('seed')))}(?!\d)"
-    return {
-        key: re.sub(seed, "SEED", value) if isinstance(value, str) and "/" in value else value
-        for key, value in run.settings.items()
-        if key not in OF_ONE_RUN and not key.startswith("cluster.") and value is not None
-    }
+def _settings(runs: Sequence[RunData]) -> list[dict[str, object]]:
+    """Of each run, without what is of it alone: also its own seed in a path, as each starts from the bundle of its
+    seed. That is a number which in all paths that are alike but for their numbers is the run's seed."""
+    settings = [
+        {
+            key: value
+            for key, value in run.settings.items()
+            if key not in OF_ONE_RUN and not key.startswith("cluster.") and value is not None
+        }
+        for run in runs
+    ]
+    alike: dict[tuple[str, str], list[int]] = {}
+    for i, one in enumerate(settings):
+        for key, value in one.items():
+            if isinstance(value, str) and "/" in value:
+                alike.setdefault((key, NUMBER.sub("", value)), []).append(i)
+    for (key, _), members in alike.items():
+        seeds = tuple(str(runs[i].settings.get("seed")) for i in members)
+        parts = zip(*(NUMBER.split(str(settings[i][key])) for i in members), strict=True)
+        common = [["SEED"] * len(seeds) if part == seeds and len(set(seeds)) > 1 else part for part in parts]
+        for i, path in zip(members, zip(*common, strict=True), strict=True):
+            settings[i][key] = "".join(path)
+    return settings
 
 
 def _varies(key: str, settings: Sequence[Mapping[str, object]]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from policies.bundle import load_bundle
+from policies.bundle import load_bundle, read_bundle_info
 from policies.device import Device, make_generator
 from policies.policy import Policy, RobotSpec
 from sims.chunk import step_chunk
@@ -253,6 +254,8 @@ def evaluate_path(
     bundle, sim = path, None if experiment is None else experiment.sim
     if experiment is None or (path / "config.yaml").exists():
         run_dir, bundle = locate(path)
+        if path == run_dir and bundle != run_dir / "bundle":
+            print(f"{path} is not complete: this is its policy before reinforcement, {bundle}", file=sys.stderr)
         experiment = load_experiment(run_dir)
     experiment = experiment if device is None else replace(experiment, device=device)
     sim, seed = experiment.sim if sim is None else sim, experiment.evaluation_seed if seed is None else seed
@@ -275,7 +278,7 @@ def evaluate_in(
 ) -> dict[str, Any]:
     """Both ways of acting; {success, interval, episodes, per_task, mean_steps, stochastic, simulator, ...}.
 
-    UserError for a ``control`` that would change nothing.
+    ``bundle`` and ``weights`` (sha256) say of which policy. UserError for a ``control`` that would change nothing.
     """
     env = make_env(sim)
     try:
@@ -289,6 +292,8 @@ def evaluate_in(
     deployed = summaries["deployed"]
     return deployed | {
         "stochastic": {key: summaries["stochastic"][key] for key in ("success", "interval")},
+        "bundle": str(bundle),
+        "weights": read_bundle_info(bundle).sha256,
         "simulator": env.spec.name,
         "seed": seed,
         "split": split_of(sim),
