@@ -3,6 +3,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
@@ -78,6 +79,14 @@ def error(path: Path, *overrides: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         load_config(Toy, path, overrides)
     return str(caught.value).splitlines()
+
+
+@pytest.mark.parametrize("deeper_first", [True, False])
+def test_a_name_inside_a_section_is_kept_in_any_order(write: Callable[[str], Path], deeper_first: bool) -> None:
+    inside, outside = ["--start.residual.noise.name", "squashed"], ["--start.name", "bundle", "--start.path", "B"]
+    given = [*inside, *outside] if deeper_first else [*outside, *inside]
+    start = load_config(Experiment, write("start: {name: imitation}"), given).start
+    assert start.residual is not None and start.residual.noise.name == "squashed"
 
 
 def test_values_defaults_and_nested_sections(write):

@@ -4,7 +4,7 @@
 * ``extends: other.yaml`` starts from another file (relative to this one), ``extends: quickstart`` from a packaged one.
   Sections merge key by key; lists, mappings and other values are replaced. A section whose ``name`` differs is
   replaced too, except for the settings that both kinds inherit from one class (``algorithm.iterations``). Overrides
-  ``--section.key value`` merge alike, names first.
+  ``--section.key value`` merge alike in any order: a section, or its name, before what is in it.
 * A section given in part keeps the rest of the default that the section around it gives it, which may be others than
   its class's (``distillation.fit`` of ``BCConfig``).
 * A relative path is relative to the file that names it, on the command line to the working directory.
@@ -48,7 +48,7 @@ def load_config(cls: type[T], path: str | Path, overrides: Sequence[str] = (), *
         sections = ", ".join(dict.fromkeys(field.path.partition(".")[0] for field in config_fields(cls)))
         raise ConfigError(f"{path.name} is empty; it needs at least one of: {sections}")
     tree = _with_default_names(cls, tree)
-    for keys, value in sorted(parse_overrides(overrides), key=lambda pair: pair[0][-1] != "name"):
+    for keys, value in sorted(parse_overrides(overrides), key=lambda pair: _depth(pair[0])):
         check_sections(tree, keys)
         tree = override(cls, tree, keys, absolute(cls, value, Path.cwd(), keys), report)
         origins[keys] = Origin(file=path.name, line=None)
@@ -57,6 +57,11 @@ def load_config(cls: type[T], path: str | Path, overrides: Sequence[str] = (), *
         return adapter.validate_json(json.dumps([tree]))[0]
     except ValidationError as error:
         raise ConfigError("\n".join(describe(cls, error, origins, path.name))) from None
+
+
+def _depth(keys: Keys) -> int:
+    """Of the section that an override sets or chooses by name, or of the setting."""
+    return len(keys) - (keys[-1] == "name")
 
 
 def save_config(config: Any, path: str | Path) -> None:
