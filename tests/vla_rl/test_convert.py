@@ -37,8 +37,8 @@ RANDOM = np.random.RandomState(0)
 STATISTICS = {
     "mean": 0.3 * RANDOM.standard_normal(8),
     "std": 0.5 * RANDOM.rand(8),
-    "q01": -1 - RANDOM.rand(8),
-    "q99": 1 + RANDOM.rand(8),
+    "q01": -0.5 - 0.5 * RANDOM.rand(8),
+    "q99": 0.5 + 0.5 * RANDOM.rand(8),
 }
 
 

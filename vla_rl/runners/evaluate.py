@@ -278,7 +278,7 @@ def evaluate_in(
 ) -> dict[str, Any]:
     """Both ways of acting; {success, interval, episodes, per_task, mean_steps, stochastic, simulator, ...}.
 
-    ``bundle`` and ``weights`` (sha256) say of which policy. UserError for a ``control`` that would change nothing.
+    ``weights`` (sha256) says of which policy. UserError for a ``control`` that would change nothing.
     """
     env = make_env(sim)
     try:
@@ -292,7 +292,6 @@ def evaluate_in(
     deployed = summaries["deployed"]
     return deployed | {
         "stochastic": {key: summaries["stochastic"][key] for key in ("success", "interval")},
-        "bundle": str(bundle),
         "weights": read_bundle_info(bundle).sha256,
         "simulator": env.spec.name,
         "seed": seed,
