@@ -302,8 +302,7 @@ class DDIM(Kernel):
     def __init__(self, config: DDIMConfig, objective: Diffusion) -> None:
         if config.eta < 0 or config.eta > 1:
             raise ValueError(f"ddim.eta must be within [0, 1], got {config.eta}")
-        trained_steps = _last_steps(config, objective)
-        super().__init__(steps=config.steps, trained_steps=trained_steps if config.eta > 0 else range(0))
+        super().__init__(steps=config.steps, trained_steps=_last_steps(config, objective))
         self.config = config
         self.objective = objective
         self.noise_clip = config.noise_clip
@@ -360,10 +359,15 @@ def _posterior_std(alpha_bar: Tensor, alpha_bar_next: Tensor) -> Tensor:
 
 
 def _last_steps(config: DDPMConfig | DDIMConfig, objective: Diffusion) -> range:
-    """The trained steps; without a floor on the std the very last one is deterministic and has no density."""
+    """The trained steps: none of a deterministic kernel.
+
+    Without a floor on the std the very last one is deterministic and has no density.
+    """
     levels = objective.config.levels
     if config.steps < 1 or levels % config.steps:
         raise ValueError(f"{config.name}.steps must divide the objective's {levels} levels, got {config.steps}")
+    if isinstance(config, DDIMConfig) and config.eta == 0:
+        return range(0)
     if not 1 <= config.train_last <= config.steps:
         raise ValueError(f"{config.name}.train_last must be within 1..{config.steps}, got {config.train_last}")
     return range(config.steps - config.train_last, config.steps if config.min_std > 0 else config.steps - 1)

@@ -12,7 +12,8 @@ from episodes.sampler import Targets, WindowSampler
 from episodes.store import EpisodeStore
 from policies.bundle import load_bundle, read_bundle_info, save_bundle
 from policies.categorical import CategoricalPolicy, CategoricalPolicyConfig
-from policies.denoising.kernels import FlowSDEConfig
+from policies.denoising.chunk_policy import DenoisedChunks
+from policies.denoising.kernels import DDIMConfig, FlowSDEConfig
 from policies.denoising.policy import DenoisingPolicy
 from policies.device import CPU, Device
 from policies.policy import RobotSpec
@@ -22,7 +23,7 @@ from policies.pretrained.storage import StorageConfig
 from policies.registry import build_policy
 from sims.errors import UserError
 from sims.vector_env import StartState
-from tests.policies.pretrained.toy import toy
+from tests.policies.pretrained.toy import DIFFUSION_POLICY, toy
 from tests.vla_rl.test_imitation import SMALL, demonstrations
 from tests.worlds import PointEnv
 from vla_rl.algorithms.bc import BC, BCConfig
@@ -84,6 +85,18 @@ def test_what_cannot_be_distilled_is_refused() -> None:
         make_student(CategoricalPolicy(CategoricalPolicyConfig(), ROBOT), 1, CPU)
     with pytest.raises(UserError, match="4 denoising steps already"):
         make_student(DenoisingPolicy(SMALL, ROBOT), 4, CPU)
+
+
+def test_a_diffusion_policy_is_distilled_to_fewer_steps_than_ddim_trains_by_default() -> None:
+    """``train_last``, 5, is of exploring alone, and what deploys does not explore."""
+    teacher = build_policy(replace(DIFFUSION_POLICY, act=DDIMConfig(steps=10)), ROBOT)
+    for steps in (1, 2, 5):
+        student = make_student(teacher, steps, CPU)
+        assert isinstance(student, DenoisedChunks) and student.act_kernel.steps == steps
+    with pytest.raises(UserError, match=r"denoising_steps cannot be 3: .* must divide the objective.s 20"):
+        make_student(teacher, 3, CPU)
+    with pytest.raises(ValueError, match=r"train_last must be within 1\.\.4, got 5"):
+        build_policy(replace(DIFFUSION_POLICY, explore=DDIMConfig(steps=4, eta=1.0)), ROBOT)
 
 
 def test_a_student_with_a_trained_encoder_is_refused(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class DistillationConfig:
 def make_student(teacher: Policy, denoising_steps: int, device: Device) -> Policy:
     """A copy of ``teacher`` on ``device`` that deploys with ``denoising_steps``.
 
-    UserError where it does not denoise, or has no more steps than that.
+    UserError where it does not denoise, has no more steps than that, or cannot take so many.
     """
     kernel = getattr(teacher.config, "act", None)
     steps = getattr(kernel, "steps", None)
@@ -47,7 +47,10 @@ def make_student(teacher: Policy, denoising_steps: int, device: Device) -> Polic
             f"the policy deploys with {steps} denoising steps already; distillation.denoising_steps must be below"
         )
     config = replace(teacher.config, act=replace(kernel, steps=denoising_steps))
-    student = build_policy(config, teacher.spec.robot)
+    try:
+        student = build_policy(config, teacher.spec.robot)
+    except ValueError as error:
+        raise UserError(f"distillation.denoising_steps cannot be {denoising_steps}: {error}") from None
     student.load_state_dict(teacher.state_dict())
     return device.place(student)
 
