@@ -58,10 +58,11 @@ class _Import:
     def episodes(self, source: Path) -> Iterator[Episode]:
         """Those that are not in the store yet."""
         entries = self.store.entries()
-        known = set()
+        known = set[bytes]()
         for entry in entries:
-            with contextlib.suppress(CorruptEpisode):  # ``data info`` names it
-                known |= {_digest(self.store.map(entry))} if entry.source == ACTORS[HUMAN] else set()
+            if entry.source == ACTORS[HUMAN]:
+                with contextlib.suppress(CorruptEpisode):  # ``data info`` names it
+                    known.add(_digest(self.store.map(entry)))
         here, good = store_layout(self.store), 0
         # Seeds tell episodes apart, also where several recordings are imported into one store.
         for number, found in enumerate(find_recordings(source), start=len(entries)):

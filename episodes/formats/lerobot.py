@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from episodes.formats.recording import Found, Recording, json_object
+from episodes.formats.recording import Found, Recording, actions, json_object
 from episodes.schema import EpisodeError
 
 ACTIONS = ("action", "actions")  # the second in physical-intelligence/libero
@@ -93,7 +93,7 @@ class _DataSet:
             read=read,
             keys=tuple(features),
             outcomes=tuple(key for key in features if key.startswith("next.")),
-            action=np.stack([table[action][row] for row in rows]).astype(np.float64),
+            action=actions(self.name(episode), np.stack([table[action][row] for row in rows])),
             reward=reward,
             instruction=self._instruction(episode, table, rows[0]),
             control_hz=float(self.info["fps"]),
