@@ -191,12 +191,15 @@ def test_of_two_clients_one_moves_the_robot_and_a_lost_one_leaves_it_holding(run
             for stolen in (token, token + 1):
                 second.send(json.dumps(drive | {"token": stolen}))
                 assert "another browser" in wait_for(second, "refused")["reason"]
+            while (state := wait_for(first, "state"))["mode"] != "human":
+                pass
+            taken_at = state["step"]
             first.send(json.dumps(drive))
-            while "h" not in wait_for(first, "state")["actors"]:
+            while wait_for(first, "state")["step"] == taken_at:
                 pass
         # its connection is closed while it drives
         state = wait_for(second, "state")
-        while state["mode"] != "hold":  # the older states first
+        while state["mode"] != "hold" or state["step"] <= taken_at:  # also those from before it took over, on hold too
             state = wait_for(second, "state")
         assert (state["mode"], state["reason"], state["holder"]) == ("hold", "the connection ended", None)
         length = state["step"]
