@@ -87,7 +87,7 @@ def drive(
 ) -> None:
     """A person drives the arm until the key 0. RobotError if the file or the robot cannot be used.
 
-    Terminated, after the arm has braked, if SIGTERM or SIGHUP arrives.
+    Terminated, after the arm has braked, if SIGTERM, SIGHUP or SIGINT arrives.
     """
     robot = read_robot(path)
     options: dict[str, Any] = {"control_hz": control_hz, "image_size": image_size, "name": path.stem}

@@ -91,8 +91,8 @@ def main() -> None:
     except UserError as error:
         print(f"vla-rl: {error}", file=sys.stderr)
         sys.exit(2)
-    except Terminated:
-        sys.exit(143)
+    except Terminated as ended:
+        sys.exit(ended.exit_code)
 
 
 def _run(options: argparse.Namespace) -> str:

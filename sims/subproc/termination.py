@@ -1,36 +1,49 @@
-"""SIGTERM, which batch systems send before they kill, and SIGHUP, of a terminal that is closed: the work stops where
-its state can be saved."""
+"""Signals to end: SIGTERM, which batch systems send before they kill, SIGHUP, of a terminal that is closed, and SIGINT,
+of Ctrl-C. The work stops where its state can be saved."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+WAITS = b"Ctrl-C: ends where its state can be saved; Ctrl-C again: at once, without that\n"
+
 
 class Terminated(BaseException):
-    """A signal to end arrived. Not an Exception, so that nothing takes it for a failure of its own work."""
+    """The signal ``number`` to end arrived. Not an Exception, so that nothing takes it for a failure of its own work.
+
+    ``exit_code``: of a program that ends because of it, 130 after Ctrl-C, else 143.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.interrupted = number == signal.SIGINT
+        self.exit_code = 130 if self.interrupted else 143
 
 
 class _Signal:
-    """``depth``: of the open ``uninterrupted`` blocks."""
+    """``depth``: of the open ``uninterrupted`` blocks. ``arrived``: the first that did."""
 
     depth = 0
-    arrived = False
+    arrived: int | None = None
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise Terminated in this block: at once, or at the end of an ``uninterrupted`` block inside.
+    """SIGTERM, SIGHUP and SIGINT raise Terminated in this block: at once, or at the end of an ``uninterrupted`` block
+    inside. A SIGINT after one of them raises KeyboardInterrupt at once; the others do nothing more.
 
     One that the process ignores, as SIGHUP under nohup, stays so.
     """
     if threading.current_thread() is not threading.main_thread():  # where Python handles no signals
         yield
         return
-    _Signal.arrived = False
-    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
+    _Signal.arrived = None
+    before = {one: signal.getsignal(one) for one in SIGNALS}
     for one, handler in before.items():
         if handler != signal.SIG_IGN:
             signal.signal(one, _arrived)
@@ -43,14 +56,14 @@ def terminable() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Work that such a signal must not cut in two."""
+    """Work that the first such signal must not cut in two."""
     _Signal.depth += 1
     try:
         yield
     finally:
         _Signal.depth -= 1
-    if _Signal.arrived and not _Signal.depth:
-        raise Terminated
+    if _Signal.arrived is not None and not _Signal.depth:
+        raise Terminated(_Signal.arrived)
 
 
 @contextmanager
@@ -58,14 +71,20 @@ def interruptible() -> Iterator[None]:
     """Work inside an ``uninterrupted`` block that they may stop: nothing of it is kept."""
     depth, _Signal.depth = _Signal.depth, 0
     try:
-        if _Signal.arrived:
-            raise Terminated
+        if _Signal.arrived is not None:
+            raise Terminated(_Signal.arrived)
         yield
     finally:
         _Signal.depth = depth
 
 
 def _arrived(number: int, frame: object) -> None:
-    first, _Signal.arrived = not _Signal.arrived, True
-    if first and not _Signal.depth:
-        raise Terminated
+    first = _Signal.arrived is None
+    if number == signal.SIGINT and not first:
+        raise KeyboardInterrupt
+    if first:
+        _Signal.arrived = number
+        if not _Signal.depth:
+            raise Terminated(number)
+        if number == signal.SIGINT:
+            os.write(2, WAITS)  # a print may have been interrupted

@@ -116,8 +116,8 @@ def main() -> None:
     cluster = None if address == "none" else ClusterConfig(address=address, cpus=0.1)
     try:
         run_to_end(Path(folder), experiment(algorithm, cluster))
-    except Terminated:
-        raise SystemExit(143) from None
+    except Terminated as ended:
+        raise SystemExit(ended.exit_code) from None
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from episodes.schema import StoreFull
 from sims.errors import UserError
 from sims.numbers.finite import NotFinite
+from sims.subproc.termination import Terminated
 from tests.vla_rl.run_folder import make_run
 from vla_rl.cli import main as cli
 from vla_rl.cli.result import Result, show
@@ -206,6 +207,8 @@ def test_a_folder_in_place_of_a_file_is_one_message_that_says_what_to_name(
         (FileExistsError(17, "File exists", "runs/c"), 2, "vla-rl: runs/c: file exists\n"),
         (FileNotFoundError("no file of round 3"), 2, "vla-rl: no file of round 3\n"),
         (KeyboardInterrupt(), 130, "vla-rl: interrupted\n"),
+        (Terminated(signal.SIGINT), 130, "vla-rl: interrupted\n"),
+        (Terminated(signal.SIGTERM), 143, "vla-rl: terminated\n"),
         (NotFinite("kl", math.inf, where="minibatch 3"), 1, "kl is inf (minibatch 3); allowed are finite numbers"),
         (StoreFull("runs/store: no space left"), 1, "vla-rl: runs/store: no space left\n"),
         (OSError(errno.ENOSPC, "No space left on device", "x.mp4"), 1, "vla-rl: disk full ([Errno 28] No space left"),

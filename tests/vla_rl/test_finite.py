@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -117,6 +118,24 @@ NAMES = {
 }
 
 
+def load_disturbed(place: str, value: float) -> Callable[..., Algorithm]:
+    """``load_algorithm`` of an algorithm that has ``value`` in ``place`` from its first iteration on."""
+    load = runner.load_algorithm
+
+    def disturbed(*args: object) -> Algorithm:
+        algorithm = load(*args)  # type: ignore[arg-type]
+        iterate = algorithm.iterate
+
+        def disturbed_iterate() -> dict[str, float]:
+            inject(place, algorithm, value)  # type: ignore[arg-type]
+            return iterate()
+
+        algorithm.iterate = disturbed_iterate  # type: ignore[method-assign]
+        return algorithm
+
+    return disturbed
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two iterations."""
@@ -141,21 +160,8 @@ def test_the_run_stops_with_the_name_and_resumes_exactly(
     halfway: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Path, place: str, value: str
 ) -> None:
     """In the second iteration. What is on disk is finite, and the run then ends as the one that was never disturbed."""
-    load = runner.load_algorithm
-
-    def load_disturbed(*args: object) -> Algorithm:
-        algorithm = load(*args)  # type: ignore[arg-type]
-        iterate = algorithm.iterate
-
-        def disturbed_iterate() -> dict[str, float]:
-            inject(place, algorithm, VALUES[value])  # type: ignore[arg-type]
-            return iterate()
-
-        algorithm.iterate = disturbed_iterate  # type: ignore[method-assign]
-        return algorithm
-
     with monkeypatch.context() as patched:
-        patched.setattr(runner, "load_algorithm", load_disturbed)
+        patched.setattr(runner, "load_algorithm", load_disturbed(place, VALUES[value]))
         with pytest.raises(RunFailure, match=NAMES[place]) as stopped:
             reinforce(halfway)
     message = str(stopped.value)
@@ -174,6 +180,23 @@ def test_the_run_stops_with_the_name_and_resumes_exactly(
     last = latest_checkpoint(halfway / "checkpoints")
     assert last is not None and load_checkpoint(last)["iteration"] == 1
     assert weights(reinforce(halfway)) == weights(undisturbed / "bundle")
+
+
+def test_an_update_is_repeated_from_any_folder_and_of_a_run_that_was_moved(
+    halfway: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "load_algorithm", load_disturbed("optimizer", VALUES["nan"]))
+        with pytest.raises(RunFailure, match=NAMES["optimizer"]):
+            reinforce(halfway.relative_to(tmp_path))
+    monkeypatch.setattr("vla_rl.runners.replay.make_env", lambda config: PointEnv(num_envs=4))
+    (kept,) = halfway.rename(tmp_path / "moved").glob("quarantine/*.safetensors")
+    (tmp_path / "other").mkdir()
+    for cwd in (tmp_path, tmp_path / "other", kept.parent):
+        monkeypatch.chdir(cwd)
+        for path in (kept, Path(os.path.relpath(kept))):
+            assert re.search(NAMES["optimizer"], replay(path)["reproduced"])
 
 
 def test_the_update_of_a_stale_batch_is_repeated_with_the_weights_of_its_chunks() -> None:

@@ -1,4 +1,4 @@
-"""SIGTERM and the timeline."""
+"""Signals to end, and the timeline."""
 
 import json
 import os
@@ -24,21 +24,21 @@ def send(number: signal.Signals = signal.SIGTERM) -> None:
     time.sleep(0.01)
 
 
-def at_once(done: list[str]) -> None:
-    send()
+def at_once(done: list[str], number: signal.Signals = signal.SIGTERM) -> None:
+    send(number)
     done.append("never")
 
 
-def after_what_must_not_be_cut(done: list[str]) -> None:
+def after_what_must_not_be_cut(done: list[str], number: signal.Signals = signal.SIGTERM) -> None:
     with uninterrupted():
-        send()
+        send(number)
         done.append("whole")
     done.append("never")
 
 
-def inside_what_may_be_stopped(done: list[str]) -> None:
+def inside_what_may_be_stopped(done: list[str], number: signal.Signals = signal.SIGTERM) -> None:
     with uninterrupted(), interruptible():
-        send()
+        send(number)
         done.append("never")
 
 
@@ -48,6 +48,14 @@ def before_what_may_be_stopped(done: list[str]) -> None:
         done.append("whole")
         with interruptible():
             done.append("never")
+
+
+def again_before_it_has_ended(done: list[str]) -> None:
+    with uninterrupted():
+        send(signal.SIGINT)
+        done.append("whole")
+        send(signal.SIGINT)
+        done.append("never")
 
 
 @pytest.mark.parametrize(
@@ -85,9 +93,38 @@ def test_a_run_that_is_terminated_between_two_iterations_is_saved(tmp_path: Path
     assert sorted(path.stem for path in (tmp_path / "checkpoints").glob("*.safetensors"))[-1] == "iteration_000001"
 
 
+@pytest.mark.parametrize(
+    ("work", "expected"),
+    [(at_once, []), (after_what_must_not_be_cut, ["whole"]), (inside_what_may_be_stopped, [])],
+)
+def test_ctrl_c_stops_as_sigterm_does(
+    work: Callable[..., None], expected: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    done: list[str] = []
+    with pytest.raises(Terminated) as ended, terminable():
+        work(done, signal.SIGINT)
+    assert done == expected
+    assert ended.value.exit_code == 130
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    waits = "Ctrl-C: ends where its state can be saved; Ctrl-C again: at once, without that\n"
+    assert capfd.readouterr().err == waits * bool(expected)
+
+
+def test_ctrl_c_again_stops_at_once() -> None:
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt), terminable():
+        again_before_it_has_ended(done)
+    assert done == ["whole"]
+
+
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("lines", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_terminated_run_is_saved_within_30_s_and_goes_on_exactly(tmp_path: Path, lines: int) -> None:
+@pytest.mark.parametrize(
+    ("lines", "number", "code"),
+    [(1, signal.SIGTERM, 143), (1, signal.SIGINT, 130), pytest.param(2, signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
+def test_a_terminated_run_is_saved_within_30_s_and_goes_on_exactly(
+    tmp_path: Path, lines: int, number: signal.Signals, code: int
+) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     algorithm = replace(PPO, iterations=300)
     command = [sys.executable, "-m", "tests.vla_rl.scale_run", str(stopped), "none", "0", "300"]
@@ -95,8 +132,8 @@ def test_a_terminated_run_is_saved_within_30_s_and_goes_on_exactly(tmp_path: Pat
         while not (stopped / "metrics.jsonl").exists() or len(numbers(stopped)) < lines:
             time.sleep(0.002)
         asked = time.monotonic()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 143
+        process.send_signal(number)
+        assert process.wait(60) == code
     assert time.monotonic() - asked < 30
     done = len(numbers(stopped))
     assert lines <= done < 300

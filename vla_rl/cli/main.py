@@ -148,8 +148,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 raise SystemExit(1)
     except KeyboardInterrupt:
         _exit(130, f"interrupted{_how_to_resume(command)}")
-    except Terminated:
-        _exit(143, f"terminated{_how_to_resume(command)}")
+    except Terminated as ended:
+        _exit(ended.exit_code, f"{'interrupted' if ended.interrupted else 'terminated'}{_how_to_resume(command)}")
     except RunFailure as error:
         _exit(1, str(error))
     except UserError as error:

@@ -22,8 +22,9 @@ class Iterations:
     """``validate``: called every ``evaluation.validate_every`` iterations, where it is set. ``recorded``: called after
     each iteration, when its metrics are written; what it raises ends the run, which can be resumed.
 
-    SIGTERM stops a rollout or a validation, and nothing else; what is saved then is the state before it. ``_before``:
-    of the rollouts, there. ``_unrecorded``: metrics of an iteration that is complete but for its validation.
+    A signal to end stops a rollout or a validation, and nothing else; what is saved then is the state before it.
+    ``_before``: of the rollouts, there. ``_unrecorded``: metrics of an iteration that is complete but for its
+    validation.
     """
 
     def __init__(self, algorithm: Algorithm, checkpoints: Path, experiment: Experiment, failures: FailureLog) -> None:

@@ -50,7 +50,7 @@ def reinforce(
     """Improve the policy of bundle ``start`` in ``env``; leaves ``bundle`` and, at every checkpoint, a resumable state.
 
     Into ``folder``; in the run's own folder validation is part of the curve, an imagined environment cannot validate.
-    After SIGTERM a resumable state of that moment is saved. ``recorded``: called after each iteration.
+    After a signal to end a resumable state of that moment is saved. ``recorded``: called after each iteration.
     """
     experiment, in_simulator = with_demonstrations(run), folder == run.dir
     make_rollouts = place_rollouts(run, start) if in_simulator else None

@@ -36,11 +36,12 @@ def replay(path: Path) -> dict[str, Any]:
 
 
 def _repeat(path: Path, record: dict[str, Any]) -> str:
-    run_dir = next((parent for parent in path.resolve().parents if (parent / "config.yaml").exists()), path.parent)
+    folder = path.resolve().parent.parent
+    run_dir = next((parent for parent in (folder, *folder.parents) if (parent / "config.yaml").exists()), folder)
     experiment = load_experiment(run_dir)
     env = make_env(experiment.sim)
     try:
-        algorithm = load_algorithm(experiment, env, Path(record["start"]), experiment_device(experiment))
+        algorithm = load_algorithm(experiment, env, folder / record["start"], experiment_device(experiment))
         if not isinstance(algorithm, HasClippedUpdate):
             raise UserError(f"algorithm {experiment.algorithm.name} has no update that can be repeated alone")
         return repeat_update(algorithm.update, algorithm.collector.collect(1), record)

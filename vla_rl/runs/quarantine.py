@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,8 @@ def quarantine(folder: Path, unit: str, number: int, *, start: Path | None = Non
     """Around the work of iteration ``number`` (``unit``: what is counted), whose checkpoints are in ``folder``.
 
     NotFinite becomes a RunFailure with iteration, quantity and batch; ``folder``/quarantine keeps the tensors, and
-    where an update failed also its state before the step, for ``vla-rl replay``. ``start``: the bundle of the policy.
+    where an update failed also its state before the step, for ``vla-rl replay``. ``start``: the bundle of the policy,
+    kept as the path from ``folder``.
     """
     try:
         yield
@@ -27,7 +29,8 @@ def quarantine(folder: Path, unit: str, number: int, *, start: Path | None = Non
         path = folder / QUARANTINE / f"{unit}_{number:06d}.safetensors"
         path.parent.mkdir(exist_ok=True)
         record = {"quantity": error.quantity, "value": error.value, "where": error.where, "batch": error.batch}
-        save_tree(path, record | {unit: number, "update": error.update, "start": None if start is None else str(start)})
+        bundle = None if start is None else os.path.relpath(start, folder)  # the run may be moved
+        save_tree(path, record | {unit: number, "update": error.update, "start": bundle})
         raise RunFailure(f"{unit} {number}: {error}. {_next_step(folder, path)}") from error
 
 
