@@ -6,7 +6,8 @@
 In the point environment of the tests (images of 32 x 32, "go to the red square", a wrong square ends an episode): a
 prefix (vision and language) pretrained on labeled scenes and then frozen; behavior cloning of demonstrations with much
 action noise; PPO on the kept keys and values. OpenVLA-OFT, whose prefix and actions are one sequence, is adapted by
-LoRA, from more demonstrations with less noise; Diffusion Policy, which reads no instruction, has the red square alone.
+LoRA, from more demonstrations with less noise; Diffusion Policy, which reads no instruction, has the red square alone,
+and PPO trains its image encoder too.
 Recipes that end in "_reach" are for task reach of the tabletop suite, which takes a GPU's batches. Runs that are
 complete in --runs are not repeated; policies that are not named keep what was measured. Writes
 benchmarks/results/policies.json (on a GPU policies_cuda.json): success of the deployed policy before and after on the
@@ -64,7 +65,7 @@ from vla_rl.critics.value import CriticConfig
 T_95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # Student's t, two-sided, n - 1 degrees of freedom
 EPISODES = 200
 VISION = VisionConfig(width=64, mlp_width=128, depth=2, heads=4, image_size=32, patch_size=8)
-FROZEN = ("encoder",)  # in cloning and reinforcement
+FROZEN = ("encoder",)  # in cloning, and in reinforcement unless a recipe's ``update`` says otherwise
 PROMPT = 25  # bytes of "go to the green square", BOS and newline
 
 

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 WAITS = b"Ctrl-C: ends where its state can be saved; Ctrl-C again: at once, without that\n"
 
 
@@ -43,7 +42,7 @@ def terminable() -> Iterator[None]:
         yield
         return
     _Signal.arrived = None
-    before = {one: signal.getsignal(one) for one in SIGNALS}
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     for one, handler in before.items():
         if handler != signal.SIG_IGN:
             signal.signal(one, _arrived)
@@ -79,12 +78,12 @@ def interruptible() -> Iterator[None]:
 
 
 def _arrived(number: int, frame: object) -> None:
-    first = _Signal.arrived is None
-    if number == signal.SIGINT and not first:
-        raise KeyboardInterrupt
-    if first:
-        _Signal.arrived = number
-        if not _Signal.depth:
-            raise Terminated(number)
+    if _Signal.arrived is not None:
         if number == signal.SIGINT:
-            os.write(2, WAITS)  # a print may have been interrupted
+            raise KeyboardInterrupt
+        return
+    _Signal.arrived = number
+    if not _Signal.depth:
+        raise Terminated(number)
+    if number == signal.SIGINT:
+        os.write(2, WAITS)  # a print may have been interrupted

@@ -29,7 +29,7 @@ def quarantine(folder: Path, unit: str, number: int, *, start: Path | None = Non
         path = folder / QUARANTINE / f"{unit}_{number:06d}.safetensors"
         path.parent.mkdir(exist_ok=True)
         record = {"quantity": error.quantity, "value": error.value, "where": error.where, "batch": error.batch}
-        bundle = None if start is None else os.path.relpath(start, folder)  # the run may be moved
+        bundle = None if start is None else os.path.relpath(start.resolve(), folder.resolve())  # the run may be moved
         save_tree(path, record | {unit: number, "update": error.update, "start": bundle})
         raise RunFailure(f"{unit} {number}: {error}. {_next_step(folder, path)}") from error
 
