@@ -5,15 +5,17 @@
 Each robot is ``vla-rl correct --fleet`` with a scripted operator, in the tabletop simulator at half its speed, with a
 policy that fails; the hub is ``vla-rl fleet``, the learner ``vla-rl learn --watch`` with a few small updates. Robots
 reach the hub over a proxy that delays, cuts connections in the middle and refuses them for seconds. Every ``--pause-s``
-seconds in the mean one process gets SIGKILL and is started again. At the end the network is left alone and every outbox
-is delivered. A line every minute says what there is and what the learner does.
+seconds in the mean one process gets SIGKILL and is started again; one that has made no progress for 20 s is left alone.
+At the end the network is left alone until every process has made progress, and every outbox is delivered. A line every
+minute says what there is and what the learner does.
 
 One number of robots takes about two minutes more than ``--minutes``. Each can be measured by a call of its own: with
 the same ``--minutes``, ``--pause-s`` and ``--seed`` the record keeps the rows of the others.
 
 Rows for each number of robots: corrected episodes that the learner had learned from, per hour; staleness: how many
 versions had been published after an episode's policy when it ended; episodes lost (in a robot's store, or confirmed to
-its operator, and not at the hub with the same content), and duplicated. Linux. Fails unless both are 0.
+its operator, and not at the hub with the same content), and duplicated; hangs (processes without progress for two
+minutes: a robot stores episodes, the hub gets them, the learner publishes versions). Linux. Fails unless these are 0.
 """
 
 from __future__ import annotations
@@ -58,6 +60,8 @@ from vla_rl.runs.checkpoint import latest_checkpoint
 
 PACE = 0.5  # of the simulated time
 START_S, DRAIN_S = 240.0, 120.0
+SILENT_S, HANG_S = 20.0, 120.0  # without progress: is not killed any more; hangs
+FAULTS = LOST, DUPLICATED, HANGS = "lost episodes", "duplicated episodes", "hangs"
 PAUSE_S = 12.0  # mean seconds between two kills
 LEARNING = ("--learning.bc.steps=20", "--learning.bc.batch_size=8", "--learning.bc.warmup=1")
 ROUND = ("--learning.episodes_per_round=2", "--device=cpu")
@@ -161,6 +165,8 @@ class Fleet:
     processes: dict[str, BaseProcess] = field(default_factory=dict)
     killed: Counter[str] = field(default_factory=Counter)
     published: list[tuple[float, str]] = field(default_factory=list)  # (Unix time, version)
+    progress: dict[str, tuple[int, float]] = field(default_factory=dict)  # by process; when it was made
+    hangs: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.bundle = write_bundle(self.folder / "given")
@@ -209,6 +215,7 @@ class Fleet:
         if name not in self.processes or not self.processes[name].is_alive():
             self.processes[name] = self._starts[name]()
             self.processes[name].start()
+            self.progress.setdefault(name, (self._done(name), time.monotonic()))
 
     def disturb(self, seconds: float, pause_s: float) -> None:
         """For so long: kill one after the other, start it again after a while."""
@@ -222,13 +229,45 @@ class Fleet:
                 said_s = now
             if now > next_s:
                 name = self.rng.choice(["hub", "learner", *[one for one in self.processes if one.startswith("robot")]])
-                self.kill(name)
-                back_s[name], next_s = now + 3 * self.rng.random(), now + pause_s * (0.3 + 1.4 * self.rng.random())
+                if now - self.progress[name][1] < SILENT_S:
+                    self.kill(name)
+                    back_s[name] = now + 3 * self.rng.random()
+                next_s = now + pause_s * (0.3 + 1.4 * self.rng.random())
             for name, at_s in back_s.items():
                 if now > at_s:
                     self.start(name)
-            self._see_version()
+            self._watch()
             time.sleep(0.25)
+
+    def recover(self) -> None:
+        """Left alone, every process makes progress, or hangs."""
+        self.proxy.disturbs, hung = False, len(self.hangs)
+        before = {name: self._done(name) for name in self._starts}
+        while any(self._done(name) == done and name not in self.hangs[hung:] for name, done in before.items()):
+            for name in before:
+                self.start(name)
+            self._watch()
+            time.sleep(0.25)
+
+    def _watch(self) -> None:
+        """What each process has done since the last look; one that hangs is counted and killed."""
+        self._see_version()
+        for name in self._starts:
+            done = self._done(name)
+            if done != self.progress[name][0]:
+                self.progress[name] = (done, time.monotonic())
+            elif time.monotonic() - self.progress[name][1] > HANG_S:
+                print(f"{name} hangs: no progress for {HANG_S:g} s", flush=True)
+                self.hangs.append(name)
+                self.kill(name)
+
+    def _done(self, name: str) -> int:
+        """What a process can only add to: versions, episodes at the hub, or bytes about a robot's episodes."""
+        if name == "learner":
+            return len(self.published)
+        if name == "hub":
+            return len(episode_ids(self.hub / EPISODES))
+        return (self.folder / name / "told.txt").stat().st_size
 
     def _see_version(self) -> None:
         version = read_bundle_info(self.hub / BUNDLE).sha256
@@ -237,6 +276,7 @@ class Fleet:
 
     def kill(self, name: str) -> None:
         process = self.processes[name]
+        self.progress[name] = (self._done(name), time.monotonic())
         if process.is_alive() and process.pid is not None:
             os.kill(process.pid, signal.SIGKILL)
             process.join()
@@ -247,7 +287,6 @@ class Fleet:
         for name in self.processes:
             if name != "hub":
                 self.kill(name)
-        self.proxy.disturbs = False
         self.start("hub")
         until_s = time.monotonic() + DRAIN_S
         for folder in self.folders():
@@ -326,8 +365,9 @@ def measure(folder: Path, robots: int, *, minutes: float, pause_s: float, seed: 
     began = time.monotonic()
     try:
         fleet.disturb(60 * minutes, pause_s)
-        hours = (time.monotonic() - began) / 3600
         killed, counts = dict(sorted(fleet.killed.items())), dict(sorted(fleet.proxy.counts.items()))
+        fleet.recover()
+        hours = (time.monotonic() - began) / 3600
         fleet.drain()
     finally:
         fleet.close()
@@ -335,8 +375,9 @@ def measure(folder: Path, robots: int, *, minutes: float, pause_s: float, seed: 
     of, load = f"{compared['stored']} episodes", f"load {os.getloadavg()[0]:.0f}, {60 * hours:.1f} minutes"
     name = f"{robots} robots" if robots > 1 else "1 robot"
     rows = [
-        row(f"lost episodes, {name}", compared["lost"], "episodes", against=of, killed=killed, network=counts),
-        row(f"duplicated episodes, {name}", compared["duplicated"], "episodes", against=of),
+        row(f"{LOST}, {name}", compared["lost"], "episodes", against=of, killed=killed, network=counts),
+        row(f"{DUPLICATED}, {name}", compared["duplicated"], "episodes", against=of),
+        row(f"{HANGS}, {name}", len(fleet.hangs), "processes", against=", ".join(fleet.hangs) or None),
         row(f"episodes stored per hour, {name}", round(compared["stored"] / hours), "1/h", against=load),
         row(f"episodes learned per hour, {name}", round(fleet.learned() / hours), "1/h", against=load),
         row(f"staleness mean, {name}", round(float(np.mean(stale or [0])), 2), "versions", against=of),
@@ -351,7 +392,7 @@ def write(rows: Sequence[Row], settings: dict[str, float]) -> None:
     same = record.get("settings") == settings
     kept = [one for one in record["rows"] if "robots" in one and one["robots"] not in measured] if same else []
     together = sorted([*kept, *rows], key=lambda one: int(one["robots"]))
-    totals = [total(what, together) for what in ("lost episodes", "duplicated episodes")]
+    totals = [total(what, together) for what in FAULTS]
     counts = " ".join(map(str, sorted(measured)))
     command = f"python -m benchmarks.fleet --robots {counts} --minutes {settings['minutes']:g}"
     if settings["pause_s"] != PAUSE_S:
@@ -362,7 +403,7 @@ def write(rows: Sequence[Row], settings: dict[str, float]) -> None:
 def total(what: str, rows: Sequence[Row]) -> Row:
     """Of all fleets."""
     counted = [one for one in rows if one["name"].startswith(what)]
-    return row(what, sum(one["value"] for one in counted), "episodes", against=f"{len(counted)} fleets")
+    return row(what, sum(one["value"] for one in counted), counted[0]["unit"], against=f"{len(counted)} fleets")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -383,7 +424,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write(rows, settings)
     for one in rows:
         print(f"{one['name']:36} {one['value']:8} {one['unit']:10} {one['against'] or ''}")
-    if any(one["value"] for one in rows if one["name"].startswith(("lost", "duplicated"))):
+    if any(one["value"] for one in rows if one["name"].startswith(FAULTS)):
         raise SystemExit(1)
 
 

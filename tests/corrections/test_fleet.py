@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import os
 import random
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -386,14 +388,24 @@ def test_a_robot_delivers_learns_and_is_helped_from_the_page_of_the_fleet(chromi
 
 
 @pytest.mark.slow
-def test_nothing_is_lost_or_doubled_while_everything_is_killed_and_the_network_fails(tmp_path: Path):
+def test_nothing_is_lost_or_doubled_while_everything_is_killed_and_the_network_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     fleet = Fleet(tmp_path, 2, random.Random(0))
     try:
         fleet.disturb(20.0, 3.0)
+        fleet.recover()
+        hung = list(fleet.hangs)
+        monkeypatch.setattr("benchmarks.fleet.HANG_S", 5.0)
+        stopped = fleet.processes["robot-1"].pid
+        assert stopped is not None
+        os.kill(stopped, signal.SIGSTOP)
+        fleet.recover()
         fleet.drain()
     finally:
         fleet.close()
     counted = fleet.compared()
+    assert hung == [] and "robot-1" in fleet.hangs
     assert sum(fleet.killed.values()) > 0
     assert (counted["lost"], counted["duplicated"]) == (0, 0)
     assert counted["stored"] > 1
