@@ -17,6 +17,8 @@ import numpy as np
 from episodes.formats.robomimic import open_hdf5
 from episodes.schema import Episode
 
+GYM_TYPE = 2  # of robomimic.envs.env_base.EnvType; robomimic reads one even where it makes no environment
+
 
 def write_robomimic(episodes: Iterator[Episode], path: Path) -> None:
     """``path``: the file to make."""
@@ -24,7 +26,8 @@ def write_robomimic(episodes: Iterator[Episode], path: Path) -> None:
         data, total = file.create_group("data"), 0
         for number, episode in enumerate(episodes):
             if number == 0:
-                args = {"env_name": episode.task, "env_kwargs": {"control_freq": episode.control_hz}}
+                kwargs = {"control_freq": episode.control_hz}
+                args = {"env_name": episode.task, "type": GYM_TYPE, "env_kwargs": kwargs}
                 data.attrs["env_args"] = json.dumps(args)
             _write(data.create_group(f"demo_{number}"), episode)
             total += episode.num_steps

@@ -101,7 +101,10 @@ def test_labels_are_exported(tmp_path: Path) -> None:
     export_episodes(store, tmp_path / "out.hdf5", "robomimic")
     with h5py.File(tmp_path / "out.hdf5") as file:
         rewards = [file[f"data/demo_{number}/rewards"][:].tolist() for number in range(len(file["data"]))]
+        env_args = json.loads(file["data"].attrs["env_args"])
     assert rewards == [[0.0] * 5, [0.0, 0.0, 1.0]]
+    one = make_episode()
+    assert env_args == {"env_name": one.task, "type": 2, "env_kwargs": {"control_freq": one.control_hz}}
 
 
 def test_success_and_rewards_of_an_export_agree_with_the_labels(tmp_path: Path) -> None:
