@@ -175,7 +175,7 @@ class Recipe:
     """``prefix``: whose pretrained prefix it starts from; ``pretraining``: of it.
 
     ``lora_rank``: of what adapts the pretrained prefix, 0 for nothing. ``demonstrations``, with noise ``noise``,
-    and ``cloning`` updates of their cloning.
+    and ``cloning`` updates of their cloning; ``iterations`` of PPO, with its settings ``update``.
     """
 
     config: Any
@@ -186,6 +186,7 @@ class Recipe:
     demonstrations: int = 60
     cloning: int = 300
     noise: float = 0.5
+    iterations: int = 120
     update: dict[str, Any] = field(default_factory=dict)
 
 
@@ -239,7 +240,8 @@ RECIPES: dict[str, Recipe] = {
         ),
         prefix="diffusion_policy",
         world=ONE_TASK,
-        update={"target_kl": 0.3, "frozen": (), "average": 0.99},  # of 24 numbers a chunk; run with 180 iterations
+        iterations=180,
+        update={"target_kl": 0.3, "frozen": (), "average": 0.99},  # of 24 numbers a chunk
     ),
 }
 
@@ -368,7 +370,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--policies", nargs="+", choices=list(RECIPES), default=list(RECIPES))
-    parser.add_argument("--iterations", type=int, default=120, help="of PPO")
+    parser.add_argument("--iterations", type=int, help="of PPO; left out: those of the recipe")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--runs", type=Path, default=Path("runs/policies_learning"))
     arguments = parser.parse_args()
@@ -379,7 +381,8 @@ def main() -> None:
     found: dict[str, list[dict[str, Any]]] = {}
     for seed in arguments.seeds:
         for name in arguments.policies:
-            found.setdefault(name, []).append(run(name, seed, arguments.iterations, arguments.runs, device))
+            iterations = arguments.iterations or RECIPES[name].iterations
+            found.setdefault(name, []).append(run(name, seed, iterations, arguments.runs, device))
     rows = [one for name, runs in found.items() for one in rows_of(name, runs)]
     command = "OMP_NUM_THREADS=1 python -m benchmarks.policies_learning " + " ".join(sys.argv[1:])
     others = {name: runs for name, runs in read_record(record).get("curves", {}).items() if name not in found}
