@@ -13,7 +13,8 @@ from episodes.store import EpisodeStore
 from sims.chunk import step_chunk
 from sims.subproc.vector_env import SubprocVectorEnv
 from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_instructions
-from tests.sims.counting import Counting, CountingConfig, KilledOnce
+from tests.sims.counting import Counting, CountingConfig
+from tests.sims.killed_once import KilledOnce
 
 
 class CountingEnv:

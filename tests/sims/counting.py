@@ -1,4 +1,5 @@
-"""A simulator with predictable values and configurable faults, to test worker processes."""
+"""A simulator with predictable values and configurable faults, to test worker processes, which import this module: it
+needs no torch."""
 
 from __future__ import annotations
 
@@ -11,14 +12,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from torch import Tensor
 
-from sims.env_wrapper import EnvWrapper
 from sims.subproc.latency import Latency
 from sims.subproc.single_env import Reward, SingleSpec, StepResult
-from sims.subproc.vector_env import SubprocVectorEnv
 from sims.subproc.worker_config import WorkerConfig
-from sims.vector_env import Step
 
 FAULT_SEED = 1000  # the fault happens at the step seed - FAULT_SEED
 
@@ -117,17 +114,3 @@ class Counting:
             os.kill(os.getpid(), signal.SIGSTOP)
         if fault == "exit":
             os._exit(3)
-
-
-class KilledOnce(EnvWrapper):
-    """Kills the worker process of environment 0 before its step ``at``, counted from 0, as a crash would."""
-
-    def __init__(self, pool: SubprocVectorEnv, *, at: int) -> None:
-        super().__init__(pool)
-        self.pool, self.at, self.steps = pool, at, 0
-
-    def step(self, action: Tensor) -> Step:
-        if self.steps == self.at:
-            os.kill(self.pool.worker_pids[0], signal.SIGKILL)
-        self.steps += 1
-        return super().step(action)

@@ -20,7 +20,8 @@ from sims.starts import StartSequence
 from sims.subproc.vector_env import SubprocVectorEnv
 from sims.tabletop.config import TabletopConfig
 from sims.vector_env import Observation, StartState
-from tests.sims.counting import FAULT_SEED, Counting, CountingConfig, KilledOnce
+from tests.sims.counting import FAULT_SEED, Counting, CountingConfig
+from tests.sims.killed_once import KilledOnce
 from tests.worlds import PointEnv, PointExpert
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.runners.demonstrations import (
