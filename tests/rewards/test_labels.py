@@ -72,7 +72,7 @@ def test_labels_of_people_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [("outcome", "abort"), ("rewound_at", 3)])
-def test_an_episode_of_unknown_outcome_is_no_failure(key: str, value: object, tmp_path: Path) -> None:
+def test_an_episode_of_unknown_outcome_is_no_failure(key: str, value: str | int, tmp_path: Path) -> None:
     store = store_of(tmp_path, *(make_episode(seed=seed) for seed in range(3)))
     first, second, _ = (entry.id for entry in store.select())
     store.label(first, key, value, author="a")

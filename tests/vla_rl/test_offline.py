@@ -16,6 +16,7 @@ from policies.policy import RobotSpec
 from policies.registry import build_policy
 from policies.residual.conditioned import GOOD, NOT_GOOD, UNLABELED
 from policies.residual.ensemble import EnsembleConfig
+from policies.residual.histogram import HistogramConfig
 from policies.residual.policy import ResidualConfig, ResidualPolicy, SquashedNoiseConfig, residual_on
 from sims.errors import UserError
 from sims.vector_env import StartState
@@ -319,6 +320,24 @@ def test_rewards_and_returns_are_scaled_alike(store: Path) -> None:
     torch.testing.assert_close(scaled.reward, 10 * plain.reward)
     torch.testing.assert_close(scaled.return_to_go, 10 * plain.return_to_go)
     torch.testing.assert_close(scaled.discount, plain.discount)
+
+
+@pytest.mark.parametrize(("method", "histogram"), [("recap", "recap.histogram"), ("cal_ql", "critic.histogram")])
+def test_returns_that_no_histogram_holds_are_refused(method: str, histogram: str, store: Path) -> None:
+    """What is paid is 1 at the success: with reward_scale 3 a return is up to 3."""
+    support = HistogramConfig()
+
+    def made(**settings: Any) -> OffPolicy:
+        own = {"recap": RecapConfig(histogram=support)} if method == "recap" else {}
+        critic = dataclasses.replace(SMALL.critic, histogram=support)
+        return learner(method, store, critic=critic, **own | settings)
+
+    made()
+    refused = rf"from 0 to [23][\d.]* \(with reward_scale 3\), .*{histogram} from 0 to 1: set {histogram}.low and high"
+    with pytest.raises(UserError, match=refused):
+        made(reward_scale=3.0)
+    support = HistogramConfig(high=3.0)
+    made(reward_scale=3.0)
 
 
 def test_td3_bc_with_a_large_weight_clones(store: Path) -> None:

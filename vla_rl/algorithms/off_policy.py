@@ -79,6 +79,7 @@ class OffPolicy(OffPolicyUpdates):
         if found:
             seeded = spawn_seed(seed, "demonstrations")
             self.demonstrations = replay_of(found, policy, example, gamma=config.gamma, seed=seeded)
+            self._check_returns(self.demonstrations)
         self.collector = make_rollouts(
             env, policy, critic=None,
             gamma=config.gamma, failure_weight=config.failure_weight, seed=seed, kept=kept,

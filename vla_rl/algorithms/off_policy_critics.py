@@ -16,6 +16,7 @@ from policies.policy import Policy
 from policies.residual.best_of import BestOfPolicy
 from policies.residual.critic_guided import CriticGuided
 from policies.residual.ensemble import QEnsemble, follow
+from policies.residual.histogram import HistogramConfig
 from sims.devices.crossing import crossing
 from sims.tensor_dataclass import TensorDataclass
 from vla_rl.algorithms.off_policy_settings import UpdatesConfig
@@ -91,6 +92,12 @@ class Critics:
             single = replace(config.critic, members=1, least_of=1, histogram=histogram)
             networks["value"] = QEnsemble(single, feature_dim=feature_dim, action_numbers=0).to(device)
         return networks
+
+    def histograms(self) -> dict[str, HistogramConfig]:
+        """Of the values, by the setting that says their ends."""
+        setting = {"critic": "critic.histogram", "value": "recap.histogram"}
+        found = {setting[name]: one.config.histogram for name, one in self.networks.items() if name in setting}
+        return {name: histogram for name, histogram in found.items() if histogram is not None}
 
     @property
     def q(self) -> QEnsemble:
