@@ -22,7 +22,7 @@ from vla_rl.rewards.fit import ClassifierFit, mined
 from vla_rl.rewards.labels import LabeledEpisodes
 from vla_rl.rewards.scorer import RewardModelError, Sensors
 from vla_rl.rewards.scorer_fit import logits
-from vla_rl.runners.reward import assess_stores, fit_classifier
+from vla_rl.runners.reward import assess_stores, fit_classifier, reward_fit_folder
 
 SENSORS = Sensors(cameras=("front", "flipped"), image_size=(16, 16), state_dim=2)
 SMALL = SuccessClassifierConfig(
@@ -88,6 +88,25 @@ def test_a_folder_goes_on_with_what_it_was_fitted_to_alone(tmp_path: Path) -> No
     store.label(store.select(Selection(success=True))[0].id, "success", False, author="a")
     with pytest.raises(RewardModelError, match="other settings, episodes or labels"):
         fit_classifier(short, [tmp_path / "a"], out, seed=0)
+
+
+def test_a_folder_does_not_go_on_with_episodes_that_were_cut(tmp_path: Path) -> None:
+    store = dot_episodes.store(tmp_path / "a", 12)
+    failed = store.select(Selection(success=False))[0]
+    labels = np.zeros(0)  # that they are the same is the case to tell
+
+    def check() -> None:
+        with reward_fit_folder(tmp_path / "fit", SMALL, LabeledEpisodes([store]), labels, seed=0):
+            (tmp_path / "fit" / "first").mkdir(exist_ok=True)  # it began
+
+    check()
+    check()
+    for first, end in ((0, failed.steps - 1), (1, failed.steps - 1)):
+        store.trim(failed.id, first, end, author="a")
+        with pytest.raises(RewardModelError, match="other settings, episodes or labels"):
+            check()
+        assert store.undo(failed.id, author="a")
+    check()
 
 
 def test_the_mined_negatives_are_those_taken_for_success(tmp_path: Path) -> None:

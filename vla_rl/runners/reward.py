@@ -117,7 +117,7 @@ def reward_fit_folder(
     """
     settings = {name: value for name, value in flat_settings(config).items() if name not in USE_SETTINGS}
     labels = hashlib.sha256(truth.tobytes())
-    labels.update("".join(entry.id for entry in recorded.entries).encode())
+    labels.update("".join(f"{entry.id}{entry.span or ''}" for entry in recorded.entries).encode())
     otherwise = RewardModelError(
         f"{folder.parent} holds a fit with other settings, episodes or labels; choose another --out, or delete {folder}"
     )
