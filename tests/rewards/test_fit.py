@@ -109,6 +109,25 @@ def test_a_folder_does_not_go_on_with_episodes_that_were_cut(tmp_path: Path) -> 
     check()
 
 
+def test_episodes_that_were_observed_at_another_interval_than_is_classified_are_said(tmp_path: Path, capsys) -> None:
+    with EpisodeStore(tmp_path / "a", create=True) as store:
+        store.add_all(dot_episodes.episode(seed, every=4, drift=(0.9, -0.9)[seed % 2]) for seed in range(60))
+    short = dataclasses.replace(SMALL, steps=20, mined_steps=1, precision=0.0)
+    found, said = {}, {}
+    for every in (2, 4):
+        config = dataclasses.replace(short, every=every)
+        found[every] = fit_classifier(config, [tmp_path / "a"], tmp_path / "to", seed=0)["observed_when_due"]
+        said[every] = " ".join(capsys.readouterr().err.split())
+    assert found[2] < 0.5 and found[4] == 1
+    advice = "set every to a multiple of the steps between them, or record with start.observe_every that divides it"
+    assert "% of the observations that would be classified, one every 2 control steps," in said[2]
+    assert advice in said[2] and advice not in said[4]
+    with EpisodeStore(tmp_path / "other", create=True) as store:
+        store.add_all(dot_episodes.episode(seed, every=every) for seed, every in enumerate((4, 4, 5)))  # 14 steps
+    assert assess_stores(tmp_path / "to", [tmp_path / "other"])["observed_when_due"] == pytest.approx(6 / 9)
+    assert advice in " ".join(capsys.readouterr().err.split())
+
+
 def test_the_mined_negatives_are_those_taken_for_success(tmp_path: Path) -> None:
     recorded = LabeledEpisodes([dot_episodes.store(tmp_path, 12)])
     model = untrained(SENSORS, threshold=0.5)
