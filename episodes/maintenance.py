@@ -53,6 +53,8 @@ def merge(path: str | Path, source: str | Path) -> dict[str, Any]:
     """Copy the episodes and labels of the store ``source`` that are not here yet, then ``info`` with ``copied``.
 
     An episode that is deleted here is not copied again; where both stores label one, the label of ``source`` counts.
+    ``present``: how many are here under another id, recordings of people that both stores imported; these are not
+    copied, and what ``source`` says of them does not count.
     A file here that ``info`` calls corrupt is replaced by that of ``source``, and named in ``replaced``. Ended at any
     moment and started again, it continues; several may run at once. ``corrupt`` also names files of ``source`` that are
     damaged, which are not copied. Raises StoreFull, and EpisodeError before anything is copied if an episode of
@@ -66,7 +68,9 @@ def merge(path: str | Path, source: str | Path) -> dict[str, Any]:
         unusable = _unusable(store)
         present = {entry.id for entry in store.entries() if store.file(entry.id).name not in unusable}
         damaged |= {str(other.path / name) for name in other.corrupt}
-        missing = [entry for entry in other.entries() if entry.id not in present and not _deleted(entry, labels)]
+        new = [entry for entry in other.entries() if entry.id not in present and not _deleted(entry, labels)]
+        here, there = set(store.recordings().values()), other.recordings()
+        missing = [entry for entry in new if there.get(entry.id) not in here]
         _check_layouts(store, other, missing)
         for entry in missing:
             try:
@@ -77,7 +81,10 @@ def merge(path: str | Path, source: str | Path) -> dict[str, Any]:
         append_changes(store.path, read_changes(other.path))
     result = info(path)
     corrupt, replaced = {*result["corrupt"], *damaged}, unusable & copied
-    return result | {"corrupt": sorted(corrupt), "copied": len(copied), "replaced": sorted(replaced)}
+    return result | {
+        "corrupt": sorted(corrupt), "copied": len(copied), "present": len(new) - len(missing),
+        "replaced": sorted(replaced),
+    }  # fmt: skip
 
 
 def _check_layouts(store: EpisodeStore, other: EpisodeStore, missing: Sequence[Entry]) -> None:

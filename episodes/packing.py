@@ -11,6 +11,7 @@ jpeg/CAMERA/size     [2] int32                         height, width
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -106,6 +107,11 @@ def frame(arrays: Mapping[str, np.ndarray], camera: str, index: int) -> UInt8[np
 
     begin, end = arrays[f"jpeg/{camera}/offsets"][index : index + 2]
     return np.asarray(Image.open(io.BytesIO(arrays[f"jpeg/{camera}/blob"][begin:end].tobytes())))
+
+
+def recording_digest(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Of the states and actions."""
+    return hashlib.sha256(arrays["state"].tobytes() + arrays["action"].tobytes()).digest()
 
 
 def _encode_jpeg(

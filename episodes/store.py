@@ -41,8 +41,8 @@ from episodes.overlays import (
     recorded_id,
     undo_label,
 )
-from episodes.packing import Arrays, pack, unpack
-from episodes.schema import CorruptEpisode, Episode, EpisodeError, StoreFull, validate
+from episodes.packing import Arrays, pack, recording_digest, unpack
+from episodes.schema import ACTORS, HUMAN, CorruptEpisode, Episode, EpisodeError, StoreFull, validate
 from sims.errors import is_disk_full
 
 _PREFIX, _SUFFIX = "ep-", ".zarr.zip"
@@ -289,6 +289,18 @@ class EpisodeStore:
         except Exception:
             verify_archive(file)
             raise
+
+    def recordings(self) -> dict[str, bytes]:
+        """Of each episode of people's, as it was recorded, the digest of states and actions: of copies the same.
+
+        Also of those that were cut or deleted; damaged files are left out (``corrupt`` and ``verify`` name them).
+        """
+        found = {}
+        for entry in self.entries():
+            if entry.source == ACTORS[HUMAN]:
+                with contextlib.suppress(CorruptEpisode):
+                    found[entry.id] = recording_digest(self.map(entry))
+        return found
 
     def map(self, entry: Entry) -> Arrays:
         """The stored arrays of an episode, memory-mapped. Raises CorruptEpisode if the file is missing or truncated."""

@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from episodes.sampler import Targets
+from episodes.schema import Episode
 from policies.device import OnDevice, Precision
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
@@ -49,6 +50,20 @@ class RobotSpec:
             image_size=spec.image_size,
             control_hz=spec.control_hz,
             action_delay=spec.action_delay,
+        )
+
+    @classmethod
+    def recorded(cls, episode: Episode, cameras: Sequence[str] | None = None) -> RobotSpec:
+        """Of an episode, with those of these ``cameras`` that it has (None: all)."""
+        names = tuple(episode.images if cameras is None else (name for name in cameras if name in episode.images))
+        sizes = {episode.images[name].shape[1:3] for name in names}
+        return RobotSpec(
+            action_dim=episode.action.shape[1],
+            state_dim=episode.state.shape[1],
+            cameras=names,
+            image_size=sizes.pop() if sizes else (0, 0),
+            control_hz=episode.control_hz,
+            action_delay=episode.action_delay,
         )
 
     def differences(self, other: RobotSpec) -> str:

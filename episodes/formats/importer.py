@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,8 @@ from episodes.formats.recording import Found, ImportMapping, Recording
 from episodes.formats.registry import find_recordings
 from episodes.formats.success import are_flags, successes
 from episodes.layout import Layout, episode_layout, store_layout
-from episodes.schema import ACTORS, HUMAN, CorruptEpisode, Episode, EpisodeError, validate
+from episodes.packing import recording_digest
+from episodes.schema import ACTORS, HUMAN, Episode, EpisodeError, validate
 from episodes.store import EpisodeStore
 from sims.errors import reason
 
@@ -57,15 +56,10 @@ class _Import:
 
     def episodes(self, source: Path) -> Iterator[Episode]:
         """Those that are not in the store yet."""
-        entries = self.store.entries()
-        known = set[bytes]()
-        for entry in entries:
-            if entry.source == ACTORS[HUMAN]:
-                with contextlib.suppress(CorruptEpisode):  # ``data info`` names it
-                    known.add(_digest(self.store.map(entry)))
+        known = set(self.store.recordings().values())
         here, good = store_layout(self.store), 0
         # Seeds tell episodes apart, also where several recordings are imported into one store.
-        for number, found in enumerate(find_recordings(source), start=len(entries)):
+        for number, found in enumerate(find_recordings(source), start=len(self.store.entries())):
             try:
                 episode = self._episode(found, here, known, number=number)
             except EpisodeError as error:
@@ -88,7 +82,7 @@ class _Import:
             episode = to_episode(found.load(), self.mapping, number=number)
         except OSError as error:  # of a damaged part of the file
             raise EpisodeError(f"{found.name} cannot be read: {reason(error)}") from error
-        if _digest({"state": episode.state, "action": episode.action}) in known:
+        if recording_digest({"state": episode.state, "action": episode.action}) in known:
             return None
         layout = episode_layout(episode)
         if here is not None and layout != here:
@@ -98,10 +92,6 @@ class _Import:
             )
         validate(episode)
         return episode
-
-
-def _digest(arrays: Mapping[str, np.ndarray]) -> bytes:
-    return hashlib.sha256(arrays["state"].tobytes() + arrays["action"].tobytes()).digest()
 
 
 def to_episode(recording: Recording, mapping: ImportMapping, *, number: int) -> Episode:

@@ -23,6 +23,7 @@ from pyarrow import parquet
 from episodes.formats.importer import import_episodes
 from episodes.formats.recording import ImportMapping
 from episodes.formats.success import parse_success
+from episodes.maintenance import merge
 from episodes.schema import Episode, EpisodeError
 from episodes.store import EpisodeStore
 
@@ -356,6 +357,27 @@ def test_cut_and_deleted_episodes_are_not_imported_again(tmp_path: Path) -> None
     store.undo(trimmed, author="test")
     store.split(trimmed, 2, author="test")
     assert import_episodes(source, store, mapping) == {"episodes": 0, "successes": 0, "present": 2, "skipped": []}
+
+
+def test_a_recording_that_two_stores_imported_is_merged_once(tmp_path: Path) -> None:
+    """Its ids and seeds differ: the copy could be on the other side of a division by starts."""
+    mapping = ImportMapping(state=("robot0_eef_pos",), instruction="lift it")
+    source = robomimic(tmp_path / "low_dim.hdf5")
+    with h5py.File(robomimic(tmp_path / "other.hdf5"), "a") as file:
+        for demo in file["data"].values():
+            demo["actions"][:] = 0.5 * demo["actions"][:]
+    here, there = (EpisodeStore(tmp_path / name, create=True) for name in ("here", "there"))
+    import_episodes(source, here, mapping)
+    import_episodes(tmp_path / "other.hdf5", there, mapping)
+    import_episodes(source, there, mapping)
+    cut, kept = (entry.id for entry in here.select())
+    here.trim(cut, 1, 3, author="test")
+    there.delete(there.select()[-1].id, author="test")
+    for copied, present in ((2, 2), (0, 1)):  # the label of the deleted one is here by then
+        merged = merge(here.path, there.path)
+        assert (merged["copied"], merged["present"], merged["episodes"]) == (copied, present, 4)
+    assert {cut, kept} < {entry.id for entry in here.select()}
+    assert sorted(entry.seed for entry in here.select()) == [0, 0, 1, 1]  # of other recordings
 
 
 def test_without_rewards_a_demonstration_is_a_success_and_images_can_be_flipped(tmp_path: Path) -> None:

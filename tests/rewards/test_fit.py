@@ -22,7 +22,7 @@ from vla_rl.rewards.fit import ClassifierFit, mined
 from vla_rl.rewards.labels import LabeledEpisodes
 from vla_rl.rewards.scorer import RewardModelError, Sensors
 from vla_rl.rewards.scorer_fit import logits
-from vla_rl.runners.reward import assess_stores, fit_classifier
+from vla_rl.runners.reward import assess_stores, fit_classifier, reward_fit_folder
 
 SENSORS = Sensors(cameras=("front", "flipped"), image_size=(16, 16), state_dim=2)
 SMALL = SuccessClassifierConfig(
@@ -88,6 +88,44 @@ def test_a_folder_goes_on_with_what_it_was_fitted_to_alone(tmp_path: Path) -> No
     store.label(store.select(Selection(success=True))[0].id, "success", False, author="a")
     with pytest.raises(RewardModelError, match="other settings, episodes or labels"):
         fit_classifier(short, [tmp_path / "a"], out, seed=0)
+
+
+def test_a_folder_does_not_go_on_with_episodes_that_were_cut(tmp_path: Path) -> None:
+    store = dot_episodes.store(tmp_path / "a", 12)
+    failed = store.select(Selection(success=False))[0]
+    labels = np.zeros(0)  # that they are the same is the case to tell
+
+    def check() -> None:
+        with reward_fit_folder(tmp_path / "fit", SMALL, LabeledEpisodes([store]), labels, seed=0):
+            (tmp_path / "fit" / "first").mkdir(exist_ok=True)  # it began
+
+    check()
+    check()
+    for first, end in ((0, failed.steps - 1), (1, failed.steps - 1)):
+        store.trim(failed.id, first, end, author="a")
+        with pytest.raises(RewardModelError, match="other settings, episodes or labels"):
+            check()
+        assert store.undo(failed.id, author="a")
+    check()
+
+
+def test_episodes_that_were_observed_at_another_interval_than_is_classified_are_said(tmp_path: Path, capsys) -> None:
+    with EpisodeStore(tmp_path / "a", create=True) as store:
+        store.add_all(dot_episodes.episode(seed, every=4, drift=(0.9, -0.9)[seed % 2]) for seed in range(60))
+    short = dataclasses.replace(SMALL, steps=20, mined_steps=1, precision=0.0)
+    found, said = {}, {}
+    for every in (2, 4):
+        config = dataclasses.replace(short, every=every)
+        found[every] = fit_classifier(config, [tmp_path / "a"], tmp_path / "to", seed=0)["observed_when_due"]
+        said[every] = " ".join(capsys.readouterr().err.split())
+    assert found[2] < 0.5 and found[4] == 1
+    advice = "set every to a multiple of the steps between them, or record with start.observe_every that divides it"
+    assert "% of the observations that would be classified, one every 2 control steps," in said[2]
+    assert advice in said[2] and advice not in said[4]
+    with EpisodeStore(tmp_path / "other", create=True) as store:
+        store.add_all(dot_episodes.episode(seed, every=every) for seed, every in enumerate((4, 4, 5)))  # 14 steps
+    assert assess_stores(tmp_path / "to", [tmp_path / "other"])["observed_when_due"] == pytest.approx(6 / 9)
+    assert advice in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_mined_negatives_are_those_taken_for_success(tmp_path: Path) -> None:

@@ -71,6 +71,22 @@ def test_labels_of_people_count(tmp_path: Path) -> None:
     assert recorded.succeeded.tolist() == [False, True, True, True, False]
 
 
+@pytest.mark.parametrize(("key", "value"), [("outcome", "abort"), ("rewound_at", 3)])
+def test_an_episode_of_unknown_outcome_is_no_failure(key: str, value: str | int, tmp_path: Path) -> None:
+    store = store_of(tmp_path, *(make_episode(seed=seed) for seed in range(3)))
+    first, second, _ = (entry.id for entry in store.select())
+    store.label(first, key, value, author="a")
+    recorded = LabeledEpisodes([store])
+    assert [entry.seed for entry in recorded.entries] == [1, 2]
+    store.label(first, "success", False, author="a")  # somebody says what it is
+    assert LabeledEpisodes([store]).succeeded.tolist() == [False, True, True]
+    for id in (first, second):
+        store.label(id, "deleted", True, author="a")
+    store.label(store.select()[0].id, key, value, author="a")
+    with pytest.raises(RewardModelError, match="aborted and rewound ones count once they are labelled"):
+        LabeledEpisodes([store])
+
+
 def test_labels_count_recorded_steps_of_a_trimmed_episode_too(tmp_path: Path) -> None:
     store = store_of(tmp_path, failed())
     (entry,) = store.select()

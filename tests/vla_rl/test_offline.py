@@ -1,5 +1,6 @@
 """Offline learning: exact values of small cases, every policy as IQL's actor, stages, the gate."""
 
+import copy
 import dataclasses
 import math
 from pathlib import Path
@@ -16,10 +17,11 @@ from policies.policy import RobotSpec
 from policies.registry import build_policy
 from policies.residual.conditioned import GOOD, NOT_GOOD, UNLABELED
 from policies.residual.ensemble import EnsembleConfig
+from policies.residual.histogram import HistogramConfig
 from policies.residual.policy import ResidualConfig, ResidualPolicy, SquashedNoiseConfig, residual_on
 from sims.errors import UserError
 from sims.vector_env import StartState
-from tests.policies.small_configs import CONFIGS
+from tests.policies.small_configs import CONFIGS, ENCODER
 from tests.reach_env import ReachEnv
 from vla_rl.algorithms.gate import Gate, GateConfig, paired_gain
 from vla_rl.algorithms.off_policy import OffPolicy
@@ -59,6 +61,7 @@ METHODS: dict[str, tuple[ResidualConfig | None, dict[str, Any]]] = {
     "recap_told": (None, {"recap": RecapConfig(condition=ConditionConfig(guidance=1.5)), "frozen": ("encoder",)}),
     "q_chunking": (None, {"best_of": BestOfConfig(samples=3)}),
     "td3_bc": (TD3, {"cloning_weight": 0.4}),
+    "td3_bc_seeing": (dataclasses.replace(TD3, encoder=ENCODER), {"cloning_weight": 0.4}),
     "cal_ql": (SAC, {"cal_ql": CalQLConfig(draws=3), "entropy": EntropyConfig()}),
 }
 
@@ -321,6 +324,24 @@ def test_rewards_and_returns_are_scaled_alike(store: Path) -> None:
     torch.testing.assert_close(scaled.discount, plain.discount)
 
 
+@pytest.mark.parametrize(("method", "histogram"), [("recap", "recap.histogram"), ("cal_ql", "critic.histogram")])
+def test_returns_that_no_histogram_holds_are_refused(method: str, histogram: str, store: Path) -> None:
+    """What is paid is 1 at the success: with reward_scale 3 a return is up to 3."""
+    support = HistogramConfig()
+
+    def made(**settings: Any) -> OffPolicy:
+        own = {"recap": RecapConfig(histogram=support)} if method == "recap" else {}
+        critic = dataclasses.replace(SMALL.critic, histogram=support)
+        return learner(method, store, critic=critic, **own | settings)
+
+    made()
+    refused = rf"from 0 to [23][\d.]* \(with reward_scale 3\), .*{histogram} from 0 to 1: set {histogram}.low and high"
+    with pytest.raises(UserError, match=refused):
+        made(reward_scale=3.0)
+    support = HistogramConfig(high=3.0)
+    made(reward_scale=3.0)
+
+
 def test_td3_bc_with_a_large_weight_clones(store: Path) -> None:
     apart = []
     for weight in (0.01, 10.0):
@@ -384,12 +405,49 @@ def test_a_bad_update_is_taken_back_and_a_good_one_kept(store: Path, tmp_path: P
     good = learner("iql", store, envs=20, **settings)
     first = good.iterate()
     assert first["gate_accepted"] == 1 and first["gate_gain"] > 0.3
+    assert first["success"] == first["gate_success"]
     bad = learner("iql", record(tmp_path / "bad", sign=-1.0), envs=20, **settings)
     bad.policy.load_state_dict(good.policy.state_dict())
     second = bad.iterate()
     assert second["gate_accepted"] == 0 and second["gate_gain"] < -0.3
+    assert second["success"] == pytest.approx(second["gate_success"] - second["gate_gain"])  # of what is kept
     for name, value in good.policy.state_dict().items():
         assert torch.equal(bad.policy.state_dict()[name], value), name
+
+
+def test_the_accepted_state_stays_as_it_was_whatever_is_done_with_what_was_handed_out() -> None:
+    gate, weight = Gate(GateConfig(margin=1e9)), torch.zeros(1)
+    outcomes = torch.tensor([False, True])
+    for _ in range(3):
+        kept, _ = gate.accept(outcomes, {"optimizer": {"moment": weight}})
+        assert kept["optimizer"]["moment"] == 0
+        kept["optimizer"]["moment"] += 1
+        weight += 1
+
+
+@pytest.mark.parametrize("method", ["iql", "cal_ql", "q_chunking", "td3_bc_seeing"])
+def test_what_is_taken_back_belongs_together(method: str, store: Path) -> None:
+    """The policy, its entropy's temperature and its optimizer; critics too where they train part of the policy."""
+    made = learner(method, store, gate=GateConfig(episodes=4, margin=1e9))
+    for _ in range(3):
+        made._update()  # there are moments of optimizers
+
+    def state() -> dict[str, Any]:
+        found = copy.deepcopy(made.state_dict())
+        moments = {name: found[name]["state"] for name in ("actor_optimizer", "critic_optimizer")}
+        weights = {name: found[name] for name in ("policy", "log_temperature", "critic", "target")}
+        return weights | moments
+
+    before = state()
+    for _ in range(2):
+        assert made.iterate()["gate_accepted"] == 0
+        after = state()
+        of_critic = ("critic", "target", "critic_optimizer")
+        if method in ("iql", "cal_ql"):  # theirs learn on
+            for name in of_critic:
+                with pytest.raises(AssertionError):
+                    torch.testing.assert_close(after.pop(name), before[name], rtol=0, atol=0)
+        torch.testing.assert_close(after, {name: before[name] for name in after}, rtol=0, atol=0)
 
 
 def test_a_policy_that_is_taken_back_keeps_the_scale_of_features_that_its_critic_learned_with(store: Path) -> None:

@@ -14,7 +14,7 @@ from episodes.formats.importer import import_episodes
 from episodes.formats.recording import ImportMapping
 from episodes.formats.success import SuccessRule
 from episodes.recorder import RecordedEnv
-from episodes.schema import POLICY
+from episodes.schema import POLICY, new_ulid
 from episodes.store import EpisodeStore
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig, StateContext
 from policies.policy import RobotSpec
@@ -250,6 +250,17 @@ def test_a_store_that_was_observed_too_rarely_is_refused(tmp_path: Path) -> None
     shorter = residual_on(policy.base, ResidualConfig(action_horizon=1, hidden=(8,)))
     with pytest.raises(UserError, match=r"followed by one 1 control steps later.*observe_every that divides 1"):
         recorded_replay(shorter, store.path)
+
+
+def test_an_episode_of_another_robot_behind_the_first_is_named(tmp_path: Path) -> None:
+    policy = residual_that_reaches()
+    store = EpisodeStore(tmp_path / "store", create=True)
+    record(policy, store)
+    one = store.read(store.select()[0].id)
+    wider = np.concatenate([one.state, one.state], axis=1)
+    other = store.add(dataclasses.replace(one, id=new_ulid(), state=wider, seed=99))
+    with pytest.raises(UserError, match=rf"episode {other}: .*state_dim 8, not 4.*give stores of one robot"):
+        recorded_replay(policy, store.path)
 
 
 def residual_that_reaches() -> ResidualPolicy:

@@ -6,6 +6,7 @@ A rule of RL-100 (Lei et al. 2025), which accepts any gain and estimates it in a
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,33 +32,35 @@ def paired_gain(before: Bool[Tensor, " n"], after: Bool[Tensor, " n"]) -> tuple[
 
 
 class Gate:
-    """Holds the accepted weights and the outcomes of their episodes."""
+    """Holds the accepted state of a learner and the outcomes of its policy's episodes."""
 
     def __init__(self, config: GateConfig) -> None:
         self.config = config
         self._outcomes: Tensor | None = None
-        self._weights: dict[str, Tensor] = {}
+        self._state: dict[str, Any] = {}
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing was accepted yet: the first weights are those to beat."""
+        """Whether nothing was accepted yet: the first policy is the one to beat."""
         return self._outcomes is None
 
-    def accept(
-        self, outcomes: Bool[Tensor, " n"], weights: Mapping[str, Tensor]
-    ) -> tuple[Mapping[str, Tensor], dict[str, float]]:
-        """The weights to go on with, ``weights`` or those accepted before, and what was found."""
-        if self._outcomes is None:
-            gain, error, accepted = 0.0, 0.0, True
-        else:
-            gain, error = paired_gain(self._outcomes, outcomes)
-            accepted = gain > 0 and gain >= self.config.margin * error
+    def accept(self, outcomes: Bool[Tensor, " n"], state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
+        """The state to go on with, ``state`` or the one accepted before, and what was found.
+
+        ``success`` is that of the policy that is kept, ``gate_success`` that of these ``outcomes``.
+        """
+        best = outcomes if self._outcomes is None else self._outcomes
+        gain, error = paired_gain(best, outcomes)
+        accepted = self.is_open or (gain > 0 and gain >= self.config.margin * error)
         if accepted:
-            self._outcomes, self._weights = outcomes, {name: value.detach().clone() for name, value in weights.items()}
-        return self._weights, {"gate_gain": gain, "gate_error": error, "gate_accepted": float(accepted)}
+            best, self._state = outcomes, copy.deepcopy(dict(state))
+        self._outcomes = best
+        found = {"gate_gain": gain, "gate_error": error, "gate_accepted": float(accepted)}
+        found |= {"success": best.float().mean().item(), "gate_success": outcomes.float().mean().item()}
+        return copy.deepcopy(self._state), found  # an optimizer that loads its state goes on in the same tensors
 
     def state_dict(self) -> dict[str, Any]:
-        return {"outcomes": self._outcomes, "weights": dict(self._weights)}
+        return {"outcomes": self._outcomes, "state": dict(self._state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._outcomes, self._weights = state["outcomes"], dict(state["weights"])
+        self._outcomes, self._state = state["outcomes"], dict(state["state"])

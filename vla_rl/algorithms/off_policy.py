@@ -40,7 +40,6 @@ from vla_rl.replay.replay import SEVERAL, Entries, Replay, Windows
 from vla_rl.rollouts.collector import ActedChunk, Collector
 from vla_rl.rollouts.experience import Experience, reward_errors
 from vla_rl.rollouts.sharded import MakeRollouts
-from vla_rl.rollouts.weights import load_weights
 
 
 class OffPolicy(OffPolicyUpdates):
@@ -79,6 +78,7 @@ class OffPolicy(OffPolicyUpdates):
         if found:
             seeded = spawn_seed(seed, "demonstrations")
             self.demonstrations = replay_of(found, policy, example, gamma=config.gamma, seed=seeded)
+            self._check_returns(self.demonstrations)
         self.collector = make_rollouts(
             env, policy, critic=None,
             gamma=config.gamma, failure_weight=config.failure_weight, seed=seed, kept=kept,
@@ -142,7 +142,7 @@ class OffPolicy(OffPolicyUpdates):
         totals = defaultdict[str, list[float]](list)
         self._fit_features()  # weights that the gate takes back have the scale of features too
         if self.gate is not None and self.gate.is_open:
-            self.gate.accept(self._outcomes(self.gate.config.episodes), self._trained())
+            self.gate.accept(self._outcomes(self.gate.config.episodes), self._state_of(self._parts_of_policy()))
         with self.collector.timer.section("learn"):
             for _ in range(self.config.offline_updates):
                 self._update_into(totals)
@@ -150,11 +150,11 @@ class OffPolicy(OffPolicyUpdates):
         metrics = _means(totals) | {"control_steps": 0.0}
         if self.gate is None:
             return metrics
-        outcomes = self._outcomes(self.gate.config.episodes)
-        kept, found = self.gate.accept(outcomes, self._trained())
-        load_weights(self.policy, None, kept)
+        parts = self._parts_of_policy()
+        kept, found = self.gate.accept(self._outcomes(self.gate.config.episodes), self._state_of(parts))
+        self._restore(parts, kept)
         self._publish()
-        return metrics | found | {"success": outcomes.float().mean().item()}
+        return metrics | found
 
     def _outcomes(self, episodes: int) -> Bool[Tensor, " episodes"]:
         """Success of the acting policy from as many starts, always the same ones."""
@@ -248,8 +248,8 @@ class OffPolicy(OffPolicyUpdates):
     def deployed(self) -> Policy:
         return self.policy
 
-    def _stateful(self) -> dict[str, Any]:
-        parts = {"replay": self.replay, **super()._stateful()}
+    def _parts(self) -> dict[str, Any]:
+        parts = {"replay": self.replay, **super()._parts()}
         return parts if self.gate is None else parts | {"gate": self.gate}
 
     def state_dict(self) -> dict[str, Any]:
@@ -262,10 +262,10 @@ class OffPolicy(OffPolicyUpdates):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """UserError if the demonstrations are others."""
-        super().load_state_dict(state)
-        self.iteration, self.chunks_acted = state["iteration"], state["chunks_acted"]
         if self.demonstrations is not None:
             self.demonstrations.go_on_from(state["demonstrations"])
+        super().load_state_dict(state)
+        self.iteration, self.chunks_acted = state["iteration"], state["chunks_acted"]
         self._publish()
 
 

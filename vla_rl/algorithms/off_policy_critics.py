@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 
 from policies.device import has_fused_adam
 from policies.normalizer import in_units
-from policies.policy import Policy
+from policies.policy import Policy, trained_parameters
 from policies.residual.best_of import BestOfPolicy
 from policies.residual.critic_guided import CriticGuided
 from policies.residual.ensemble import QEnsemble, follow
+from policies.residual.histogram import HistogramConfig
 from sims.devices.crossing import crossing
 from sims.tensor_dataclass import TensorDataclass
 from vla_rl.algorithms.off_policy_settings import UpdatesConfig
@@ -91,6 +93,22 @@ class Critics:
             single = replace(config.critic, members=1, least_of=1, histogram=histogram)
             networks["value"] = QEnsemble(single, feature_dim=feature_dim, action_numbers=0).to(device)
         return networks
+
+    @property
+    def train_policy(self) -> bool:
+        """Whether their optimizer trains some of the policy: a residual's own encoder, the critic that it acts by."""
+        own = {id(parameter) for parameter in self.parameters}
+        return any(id(parameter) in own for parameter in trained_parameters(self.policy))
+
+    def parts(self) -> dict[str, Any]:
+        """All with a ``state_dict`` of their own."""
+        return {**self.networks, "critic_optimizer": self.optimizer}
+
+    def histograms(self) -> dict[str, HistogramConfig]:
+        """Of the values, by the setting that says their ends."""
+        setting = {"critic": "critic.histogram", "value": "recap.histogram"}
+        found = {setting[name]: one.config.histogram for name, one in self.networks.items() if name in setting}
+        return {name: histogram for name, histogram in found.items() if histogram is not None}
 
     @property
     def q(self) -> QEnsemble:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -80,6 +80,22 @@ class OffPolicyUpdates(ABC):
         if self.fit_features and not self.updates and self.critics.features_are_unscaled():
             self.critics.fit_features(self._draw(FITTED).inputs)
 
+    def _check_returns(self, *recorded: Replay) -> None:
+        """UserError where a return is outside a histogram, to which all beyond its ends is alike."""
+        scale = self.config.reward_scale
+        for replay in recorded:
+            if (found := replay.return_range()) is None:
+                continue
+            least, largest = (scale * value for value in found)
+            for setting, histogram in self.critics.histograms().items():
+                rounding = 1e-5 * (histogram.high - histogram.low)
+                if least < histogram.low - rounding or largest > histogram.high + rounding:
+                    raise UserError(
+                        f"the recorded episodes' returns are from {least:.4g} to {largest:.4g} (with reward_scale "
+                        f"{scale:g}), and the values of {setting} from {histogram.low:g} to {histogram.high:g}: set "
+                        f"{setting}.low and high to hold them, or change reward_scale"
+                    )
+
     def _drawn(self, parts: Sequence[tuple[Replay | None, int]]) -> Windows:
         """So many windows of each, rewards scaled; images are shifted at random."""
         config = self.config
@@ -111,32 +127,41 @@ class OffPolicyUpdates(ABC):
         scales = {name: value for name, value in buffers if name.rpartition(".")[2].startswith("feature_")}
         return named_weights(self.policy, None) | scales
 
-    def _stateful(self) -> dict[str, Any]:
-        """Everything with a ``state_dict`` of its own, except optimizers."""
-        return dict(self.critics.networks)
+    def _parts(self) -> dict[str, Any]:
+        """Everything with a ``state_dict`` of its own."""
+        return {**self.critics.parts(), "actor_optimizer": self.actor.optimizer}
 
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {"critic_optimizer": self.critics.optimizer, "actor_optimizer": self.actor.optimizer}
+    def _parts_of_policy(self) -> dict[str, Any]:
+        """Those that go back where the policy goes back: the critics too if their optimizer trains some of it."""
+        critics = self.critics.parts() if self.critics.train_policy else {}
+        return {**critics, "actor_optimizer": self.actor.optimizer}
 
-    def state_dict(self) -> dict[str, Any]:
+    def _state_of(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """The policy's state, and that of these parts."""
         return {
-            "updates": self.updates,
             "policy": {name: value.detach() for name, value in self._trained().items()},
             "log_temperature": self.actor.log_temperature.detach(),
-            "generator": self.generator.get_state(),
-            **{name: part.state_dict() for name, part in {**self._stateful(), **self._optimizers()}.items()},
+            **{name: part.state_dict() for name, part in parts.items()},
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.updates = state["updates"]
+    def _restore(self, parts: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        """``state``: as of ``_state_of``."""
         load_weights(self.policy, None, state["policy"])
         with torch.no_grad():
             self.actor.log_temperature.copy_(state["log_temperature"])
+        for name, part in parts.items():
+            if isinstance(part, torch.optim.Optimizer):
+                restore_optimizer(part, state[name])
+            else:
+                part.load_state_dict(state[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self.updates, "generator": self.generator.get_state(), **self._state_of(self._parts())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.updates = state["updates"]
         restore_generator(self.generator, state["generator"])
-        for name, part in self._stateful().items():
-            part.load_state_dict(state[name])
-        for name, optimizer in self._optimizers().items():
-            restore_optimizer(optimizer, state[name])
+        self._restore(self._parts(), state)
 
 
 class RecordedUpdates(OffPolicyUpdates):
@@ -154,6 +179,7 @@ class RecordedUpdates(OffPolicyUpdates):
     ) -> None:
         super().__init__(config, policy, seed=seed)
         self.own, self.demonstrations = own, demonstrations
+        self._check_returns(own, demonstrations)
 
     @property
     def step(self) -> int:

@@ -30,7 +30,7 @@ from episodes.outcomes.rewards import rewarded
 from episodes.overlays import outcome_labelled, outcome_unknown
 from episodes.schema import EXPERT, HOLD, HUMAN, Episode
 from episodes.store import EVERYTHING, EpisodeStore, Selection
-from policies.policy import Policy
+from policies.policy import Policy, RobotSpec
 from sims.devices.crossing import crossing
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
@@ -172,7 +172,9 @@ def recorded_chunk_sequences(
 def replay_of(
     found: Sequence[ChunkSequence], policy: Policy, example: TensorDataclass, *, gamma: float, seed: int
 ) -> Replay:
-    """These sequences, each observation encoded once. ``example``: as of ``Replay``."""
+    """These sequences, each observation encoded once. ``example``: as of ``Replay``. UserError if one is of another
+    robot than the policy's."""
+    _check_robots(found, policy.spec.robot)
     actions = (policy.spec.action_horizon, policy.spec.robot.action_dim)
     replay = Replay(
         example, actions, streams=1, capacity=sum(map(len, found)), gamma=gamma, seed=seed, device=policy.device
@@ -182,6 +184,15 @@ def replay_of(
         replay.extend(_entries(group, _encode(policy, group)))
         beat()
     return replay
+
+
+def _check_robots(found: Sequence[ChunkSequence], robot: RobotSpec) -> None:
+    for chunks in found:
+        if differences := RobotSpec.recorded(chunks.episode, robot.cameras).differences(robot):
+            raise UserError(
+                f"episode {chunks.episode.id}: recorded with another robot than the policy's: {differences}; give "
+                "stores of one robot, or delete it: EpisodeStore.delete"
+            )
 
 
 @torch.no_grad()

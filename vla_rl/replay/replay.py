@@ -202,6 +202,12 @@ class Replay:
         with crossing("batches"):
             return windows.to(self.device)
 
+    def return_range(self) -> tuple[float, float] | None:
+        """The least and the largest return that is known; None where none is."""
+        returns = self._return_to_go(self._starts)
+        known = returns[np.isfinite(returns)]
+        return (float(known.min()), float(known.max())) if len(known) else None
+
     def _n_step(
         self, start: Int64[np.ndarray, " B"], chunks: int
     ) -> tuple[Float64[np.ndarray, " B"], Float64[np.ndarray, " B"], Int64[np.ndarray, " B"]]:

@@ -12,13 +12,14 @@ from jaxtyping import Int
 from sims.numbers.statistics import auc
 from vla_rl.rewards.calibration import calibration_error, reliability
 from vla_rl.rewards.classifier import SuccessClassifier
-from vla_rl.rewards.declared import ScoredEpisode, episode_rates, rate, scored_episodes
+from vla_rl.rewards.declared import ScoredEpisode, episode_rates, observed_when_due, rate, scored_episodes
 from vla_rl.rewards.fit import probabilities
 from vla_rl.rewards.labels import NEVER, LabeledEpisodes
 
 
 def assess(model: SuccessClassifier, recorded: LabeledEpisodes, index: Int[np.ndarray, " N"]) -> dict[str, Any]:
-    """{observations, episodes, without_ends, per_task, reliability, calibration_error, auc}, of whole episodes.
+    """{observations, episodes, without_ends, per_task, reliability, calibration_error, auc}, of whole episodes, and how
+    many of their observations were recorded where SuccessDetector would classify: ``observed_when_due``.
 
     ``observations``: precision and recall of single observations at the threshold, without the unclear ones; their
     intervals take them for independent, which those of one episode are not. ``episodes``: of declared successes, see
@@ -47,6 +48,7 @@ def assess(model: SuccessClassifier, recorded: LabeledEpisodes, index: Int[np.nd
         "reliability": rows,
         "calibration_error": calibration_error(rows),
         "auc": auc(clearly, truth) if truth.any() and not truth.all() else None,
+        "observed_when_due": observed_when_due(recorded, index, every=config.every),
     }
 
 

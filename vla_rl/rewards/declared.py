@@ -50,6 +50,17 @@ class ScoredEpisode:
         return self.earliest < NEVER // 2
 
 
+def observed_when_due(recorded: LabeledEpisodes, index: Int[np.ndarray, " N"], *, every: int) -> float:
+    """Of the steps at which SuccessDetector classifies in the episodes of ``index``, without their ends, the share that
+    was observed; 1 where there are none. Below 1 its observations lie elsewhere than those of ``scored_episodes``."""
+    found = [
+        np.isin(np.arange(every, recorded.entries[episode].steps, every), recorded.step[recorded.episode == episode])
+        for episode in np.unique(recorded.episode[index])
+    ]
+    due = np.concatenate(found)
+    return float(due.mean()) if len(due) else 1.0
+
+
 def scored_episodes(
     recorded: LabeledEpisodes, index: Int[np.ndarray, " N"], probability: Float[np.ndarray, " N"], *, every: int
 ) -> list[ScoredEpisode]:

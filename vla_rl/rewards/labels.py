@@ -7,7 +7,7 @@
 
 Labels on episodes count (episodes/overlays.py): ``success`` False makes all of an episode negative; True makes the last
 observation of an episode positive that was recorded as a failure (of a split one: of its last part); ``success_from``
-gives the control step from which its observations are positive.
+gives the control step from which its observations are positive. An episode that was aborted or rewound is left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from episodes.catalog import Entry
 from episodes.outcomes.success import labelled_success
-from episodes.overlays import LabelValue
+from episodes.overlays import LabelValue, outcome_unknown
 from episodes.packing import Arrays, frame, frame_size, frame_sizes
 from episodes.store import EpisodeStore, select_among
 from sims.tensor_dataclass import TensorDataclass
@@ -50,8 +50,8 @@ class LabeledEpisodes:
     ``cameras``: None: those of the first episode. Of each observation: ``episode``, ``step`` (control steps before it),
     ``success`` and ``unclear``; of each episode: ``succeeded``, whether any of them shows success, ``earliest``, the
     step from which success may be declared, and ``terminated``, whether it ended otherwise than by its time limit.
-    An episode that several stores hold counts once, as in the first of them.
-    Raises RewardModelError where there is no episode or cameras differ, CorruptEpisode if a file is damaged.
+    An episode that several stores hold counts once, as in the first of them; one of unknown outcome not at all.
+    Raises RewardModelError where there is no other episode or cameras differ, CorruptEpisode if a file is damaged.
     """
 
     def __init__(
@@ -62,10 +62,13 @@ class LabeledEpisodes:
         success_steps: int = 0,
         early_steps: int = 0,
     ) -> None:
-        chosen = select_among(stores)
+        chosen = [found for found in select_among(stores) if not outcome_unknown(found[2])]
         if not chosen:
             names = ", ".join(str(store.path) for store in stores)
-            raise RewardModelError(f"{names}: no episodes; record some with: vla-rl collect CONFIG --failures")
+            raise RewardModelError(
+                f"{names}: no episodes; record some with: vla-rl collect CONFIG --failures (aborted and rewound ones "
+                "count once they are labelled a success or a failure)"
+            )
         for store, entry, _ in chosen:
             store.verify([entry])
         self.entries: list[Entry] = [entry for _, entry, _ in chosen]

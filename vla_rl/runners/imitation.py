@@ -80,17 +80,7 @@ def recorded_robot(path: Path, *, cameras: Sequence[str] | None = None, where: S
         if not entries:
             kind = "successful episode" if where.success else "episode"
             raise UserError(f"{path} holds no {kind}; record some with: vla-rl collect")
-        episode = store.read(entries[0].id)
-    names = tuple(episode.images if cameras is None else (name for name in cameras if name in episode.images))
-    sizes = {episode.images[name].shape[1:3] for name in names}
-    return RobotSpec(
-        action_dim=episode.action.shape[1],
-        state_dim=episode.state.shape[1],
-        cameras=names,
-        image_size=sizes.pop() if sizes else (0, 0),
-        control_hz=episode.control_hz,
-        action_delay=episode.action_delay,
-    )
+        return RobotSpec.recorded(store.read(entries[0].id), cameras)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from vla_rl.rewards.assessment import assess, disagreements
 from vla_rl.rewards.bundle import CLASSIFIER, REPORT, load_reward_model, save_reward_model
 from vla_rl.rewards.calibration import platt
 from vla_rl.rewards.classifier import SuccessClassifier, SuccessClassifierConfig
-from vla_rl.rewards.declared import choose_threshold, episode_rates, scored_episodes
+from vla_rl.rewards.declared import choose_threshold, episode_rates, observed_when_due, scored_episodes
 from vla_rl.rewards.detector import SuccessDetector
 from vla_rl.rewards.fit import ClassifierFit, mined, probabilities
 from vla_rl.rewards.labels import NEVER, LabeledEpisodes, Part
@@ -40,6 +40,7 @@ from vla_rl.rewards.scorer import RewardModelError, Scorer, ScorerConfig
 from vla_rl.rewards.scorer_fit import logits
 from vla_rl.runners.evaluate import PolicyActor, run_episodes
 from vla_rl.runners.fit import fit_folder, run_fit
+from vla_rl.runs.progress import console
 from vla_rl.runs.run_dir import experiment_device
 
 MINED_RATE = 0.3  # learning rate of the second round, relative to the first: it corrects and does not start again
@@ -84,7 +85,17 @@ def fit_classifier(
 
 def _labeled(stores: Sequence[Path], config: SuccessClassifierConfig, cameras: Sequence[str] | None) -> LabeledEpisodes:
     opened = [EpisodeStore(path) for path in stores]
-    return LabeledEpisodes(opened, cameras=cameras, success_steps=config.success_steps, early_steps=config.early_steps)
+    recorded = LabeledEpisodes(
+        opened, cameras=cameras, success_steps=config.success_steps, early_steps=config.early_steps
+    )
+    share = observed_when_due(recorded, np.arange(len(recorded)), every=config.every)
+    if share < 1:
+        console.print(
+            f"{share:.0%} of the observations that would be classified, one every {config.every} control steps, were "
+            "recorded, so the precision in use may be another: set every to a multiple of the steps between them, or "
+            "record with start.observe_every that divides it"
+        )
+    return recorded
 
 
 def new_reward_model(
@@ -117,7 +128,7 @@ def reward_fit_folder(
     """
     settings = {name: value for name, value in flat_settings(config).items() if name not in USE_SETTINGS}
     labels = hashlib.sha256(truth.tobytes())
-    labels.update("".join(entry.id for entry in recorded.entries).encode())
+    labels.update("".join(f"{entry.id}{entry.span or ''}" for entry in recorded.entries).encode())
     otherwise = RewardModelError(
         f"{folder.parent} holds a fit with other settings, episodes or labels; choose another --out, or delete {folder}"
     )
