@@ -34,6 +34,7 @@ N = TypeVar("N", bound=nn.Module)
 
 FORMAT = 2
 MANIFEST = "bundle.json"
+ANY_SHA256 = "[0-9a-f]" * 12  # a pattern: another file named policy-*.safetensors is not ours to delete
 
 
 class BundleError(UserError):
@@ -99,8 +100,9 @@ def save_bundle(policy: Policy, path: Path, *, provenance: Provenance | None = N
     )
     manifest = json.dumps(asdict(info), indent=2).encode()
     write_hashed(path / MANIFEST, manifest, kind="policy", sha256=info.sha256, tensors=data)
-    for leftover in path.glob(".*.partial"):
-        leftover.unlink()
+    for name in (MANIFEST, f"policy-{ANY_SHA256}.safetensors"):
+        for leftover in path.glob(f".{name}.*.partial"):
+            leftover.unlink()
     return info
 
 
@@ -130,12 +132,12 @@ def tensors_of(module: nn.Module) -> bytes:
 
 
 def write_hashed(path: Path, manifest: bytes, *, kind: str, sha256: str, tensors: bytes) -> None:
-    """KIND-HASH.safetensors, then the manifest ``path`` beside it that names it; then other tensors of KIND go."""
+    """KIND-HASH.safetensors, then the manifest ``path`` beside it that names it; then other such tensors of KIND go."""
     tensors_path = path.with_name(hashed_name(kind, sha256))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(tensors_path, tensors)
     write_atomically(path, manifest)
-    for leftover in path.parent.glob(hashed_name(kind, "*")):
+    for leftover in path.parent.glob(f"{kind}-{ANY_SHA256}.safetensors"):
         if leftover != tensors_path:
             leftover.unlink(missing_ok=True)
 

@@ -86,6 +86,15 @@ def test_saving_again_replaces_the_bundle(tmp_path):
     assert load_bundle(tmp_path).config == second.config
 
 
+def test_saving_leaves_files_that_are_not_its_own(tmp_path):
+    foreign = ("policy-model.safetensors", ".download.partial", "policy-0123456789abcdef.safetensors")
+    old = "policy-0123456789ab.safetensors"
+    for name in (*foreign, old, f".{old}.7.partial", ".bundle.json.7.partial"):
+        (tmp_path / name).write_bytes(b"")
+    info = save_bundle(build(), tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"bundle.json", info.tensors, *foreign}
+
+
 def edit(path, **changes):
     manifest = json.loads((path / "bundle.json").read_text())
     manifest.update(changes)

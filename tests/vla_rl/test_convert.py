@@ -152,6 +152,19 @@ def test_what_a_checkpoint_lacks_is_named(tmp_path: Path, capsys: Any) -> None:
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("named", ["checkpoint", "checkpoint/policy-model.safetensors"])
+def test_the_checkpoints_own_folder_is_not_written_to(tmp_path: Path, capsys: Any, named: str) -> None:
+    folder = tmp_path / "checkpoint"
+    write_checkpoint(folder)
+    if named != "checkpoint":
+        (folder / "model.safetensors").rename(tmp_path / named)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(SystemExit) as stopped:
+        convert("pi0_libero.yaml", tmp_path / named, tmp_path / "other" / ".." / "checkpoint")
+    assert stopped.value.code == 2 and "give the bundle a folder of its own" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_published_configuration_is_valid(path: Path) -> None:
     published = load_config(Published, path)

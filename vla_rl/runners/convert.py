@@ -32,6 +32,9 @@ def convert(published: Published, checkpoint: Path, out: Path) -> list[str]:
     """
     if not checkpoint.exists():
         raise CheckpointError(f"{checkpoint}: no such checkpoint, a folder or the file of its weights")
+    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    if out.resolve() == folder.resolve():
+        raise UserError(f"--out {out} is the checkpoint's folder: give the bundle a folder of its own")
     robot = published.robot.spec()
     policy = build_policy(published.policy, robot)
     if not isinstance(policy, TakesPublishedWeights):
