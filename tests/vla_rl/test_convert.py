@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from policies.bundle import load_bundle
-from policies.pretrained.checkpoint import CheckpointError
+from policies.pretrained.checkpoint import INDEX, CheckpointError, read_checkpoint
 from policies.pretrained.scales import ScaleConfig, read_statistics, scale_of
 from policies.pretrained.tokenizer import PromptTokenizer
 from sims.errors import UserError
@@ -134,6 +135,69 @@ def test_a_partial_checkpoint_is_an_input_error(tmp_path: Path, capsys: Any) -> 
     assert stopped.value.code == 2
     assert "missing: " in capsys.readouterr().err
     assert not (tmp_path / "bundle").exists()
+
+
+PROJECTION = "model.action_out_proj.weight"
+
+
+def split_in_two(folder: Path, *, again: str = "") -> None:
+    """Shards and their index; ``again``: a tensor that is, with zeros, in the other shard too."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    shards = [{name: tensors[name] for name in half} for half in (names[::2], names[1::2])]
+    files = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    (folder / INDEX).write_text(json.dumps({"weight_map": {name: files[i % 2] for i, name in enumerate(names)}}))
+    for shard, file in zip(shards, files, strict=True):
+        if again and again not in shard:
+            shard[again] = torch.zeros_like(tensors[again])
+        save_file(shard, folder / file)
+
+
+def test_shards_are_read_as_one_file(tmp_path: Path) -> None:
+    for name in ("single", "shards"):
+        write_checkpoint(tmp_path / name)
+    split_in_two(tmp_path / "shards")
+    single, shards = (read_checkpoint(tmp_path / name) for name in ("single", "shards"))
+    assert single.keys() == shards.keys() and all(torch.equal(single[name], shards[name]) for name in single)
+
+
+def keep_the_index(folder: Path) -> None:
+    tensors = (folder / "model.safetensors").read_bytes()
+    split_in_two(folder)
+    (folder / "model.safetensors").write_bytes(tensors)
+
+
+def quantize(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors[PROJECTION] = (tensors[PROJECTION] * 100).round().to(torch.int8)
+    save_file(tensors, folder / "model.safetensors")
+
+
+MIXED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "index and file": (keep_the_index, "both model.safetensors and model.safetensors.index.json"),
+    "tensor twice": (lambda folder: split_in_two(folder, again=PROJECTION), f"has {PROJECTION} in both model-00001"),
+    "quantized": (quantize, f"1 of another type: {PROJECTION} torch.int8, expected torch.float32"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), MIXED.values(), ids=MIXED)
+def test_a_checkpoint_of_mixed_files_is_an_input_error(
+    tmp_path: Path, capsys: Any, change: Callable[[Path], None], message: str
+) -> None:
+    write_checkpoint(tmp_path / "checkpoint")
+    change(tmp_path / "checkpoint")
+    with pytest.raises(SystemExit) as stopped:
+        convert("pi0_libero.yaml", tmp_path / "checkpoint", tmp_path / "bundle")
+    assert stopped.value.code == 2 and message in capsys.readouterr().err
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize("content", [[], {}, {"weight_map": []}, {"weight_map": {"a": 1}}])
+def test_an_index_of_another_form_is_refused(tmp_path: Path, content: Any) -> None:
+    (tmp_path / INDEX).write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="must have weight_map, an object of names"):
+        read_checkpoint(tmp_path)
 
 
 def test_what_a_checkpoint_lacks_is_named(tmp_path: Path, capsys: Any) -> None:
