@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from policies.normalizer import Normalizer
+from policies.policy import RobotSpec
 from sims.errors import UserError
 from sims.numbers.ranges import Count, Interval
 from sims.vector_env import Observation
@@ -41,9 +43,19 @@ class Convention:
         if self.relative_actions < 0:
             raise ValueError(f"convention.relative_actions must not be negative, got {self.relative_actions}")
 
+    @property
+    def changes_actions(self) -> bool:
+        return self.relative_actions > 0 or self.gripper != "as_is"
+
+    def normalizer(self, robot: RobotSpec) -> Normalizer:
+        """Of a checkpoint's states and actions, before ``fit`` the identity."""
+        return Normalizer(
+            state_dim=robot.state_dim, action_dim=robot.action_dim, robot_actions=not self.changes_actions
+        )
+
     def refuse_fitting(self) -> None:
         """UserError where scales measured on the robot's actions would not be those of the checkpoint's."""
-        if self.relative_actions or self.gripper != "as_is":
+        if self.changes_actions:
             raise UserError(
                 "policy.convention changes actions, so their scales are the checkpoint's: start from its bundle "
                 "(vla-rl convert), or leave relative_actions and gripper out"

@@ -73,7 +73,7 @@ def _action_scale(statistics: Statistics, published: Published, source: str) -> 
     scale = _scale(statistics, published, published.robot.action_dim, source)
     convention: Convention = published.policy.convention  # of every published policy
     if bool((low != -1).any() or (high != 1).any()):
-        if convention.relative_actions or convention.gripper != "as_is":
+        if convention.changes_actions:
             raise UserError(
                 "robot.action_low and action_high must be -1 and 1 where policy.convention has relative_actions or a "
                 "gripper: these are in the robot's units"

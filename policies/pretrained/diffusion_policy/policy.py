@@ -21,7 +21,6 @@ from policies.denoising.denoise import Predict
 from policies.denoising.executed import ExecutedOnly
 from policies.denoising.kernels import DDIMConfig, Prediction, build_act_kernel, build_kernel
 from policies.denoising.objectives import Diffusion
-from policies.normalizer import Normalizer
 from policies.policy import PolicySpec, RobotSpec, is_trained, masked_mean
 from policies.pretrained.checkpoint import Layout, PublishedWeights, load_published
 from policies.pretrained.diffusion_policy.config import DiffusionPolicyConfig, UNetConfig
@@ -85,7 +84,7 @@ class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
         width = robot.state_dim + cameras * 2 * config.keypoints
         self.network = nn.ModuleDict({"encoder": ImageEncoder(config), "denoiser": _denoiser(config, robot, width)})
         self.frozen_network: nn.ModuleDict | None = None
-        self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
+        self.normalizer = config.convention.normalizer(robot)
         self.objective = Diffusion(config.objective)
         self.act_kernel = build_act_kernel(config.act, self.objective)
         self.spec = PolicySpec(

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from episodes.sampler import Targets
-from policies.normalizer import Normalizer
 from policies.policy import ActionSample, PolicySpec, RobotSpec, keep_committed, masked_mean
 from policies.pretrained.checkpoint import PublishedWeights, load_published
 from policies.pretrained.context import PrefixCache
@@ -61,7 +60,7 @@ class OpenVLAPolicy(KeptPrefix[TokenContext, TokenTrace]):
         self.network = OpenVLANetwork(config, action_dim=robot.action_dim, state_dim=robot.state_dim)
         add_lora((self.network.vision_backbone, self.network.projector, self.network.language), config.lora)
         self.tokenizer = PromptTokenizer(needs_bos=True)
-        self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
+        self.normalizer = config.convention.normalizer(robot)
 
     @property
     def compiled_modules(self) -> Iterable[nn.Module]:
