@@ -118,6 +118,24 @@ def test_the_first_token_of_a_tokenizer_json(tmp_path: Path, capsys: Any, adds_b
     assert not (tmp_path / "bundle").exists()
 
 
+def test_a_tokenizer_with_more_tokens_than_the_weights_is_refused(tmp_path: Path, capsys: Any) -> None:
+    """Added tokens, as PaliGemma's <image>, are beyond the vocabulary of pi0's own weights and in no prompt."""
+    write_checkpoint(tmp_path / "checkpoint")
+    for tokens in (600, 512):
+        names = {"<bos>": 0, "?": 1} | {f"w{i}": i for i in range(2, tokens)}
+        tokenizer = Tokenizer(models.WordLevel(names, unk_token="?"))
+        tokenizer.add_special_tokens(["<image>"])
+        first = {"single": "<bos> $A", "special_tokens": [("<bos>", 0)]}
+        tokenizer.post_processor = processors.TemplateProcessing(**first)
+        (tmp_path / "checkpoint" / "paligemma_tokenizer.model").write_text(tokenizer.to_str())
+        if tokens == 600:
+            with pytest.raises(SystemExit) as stopped:
+                convert("pi0_libero.yaml", tmp_path / "checkpoint", tmp_path / "bundle")
+            assert stopped.value.code == 2 and "ids up to 599, and the policy's vocabulary" in capsys.readouterr().err
+            assert not (tmp_path / "bundle").exists()
+    convert("pi0_libero.yaml", tmp_path / "checkpoint", tmp_path / "bundle")
+
+
 def test_padding_and_truncation_that_a_tokenizer_json_was_saved_with_are_left_out() -> None:
     saved = Tokenizer(models.WordLevel({"<pad>": 0, "pick": 3, "up": 4, "cube": 5, "?": 6}, unk_token="?"))
     saved.pre_tokenizer = pre_tokenizers.Whitespace()

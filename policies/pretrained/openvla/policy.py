@@ -59,7 +59,7 @@ class OpenVLAPolicy(KeptPrefix[TokenContext, TokenTrace]):
         )
         self.network = OpenVLANetwork(config, action_dim=robot.action_dim, state_dim=robot.state_dim)
         add_lora((self.network.vision_backbone, self.network.projector, self.network.language), config.lora)
-        self.tokenizer = PromptTokenizer(needs_bos=True)
+        self.tokenizer = PromptTokenizer(needs_bos=True, vocabulary=config.vocabulary)
         self.normalizer = config.convention.normalizer(robot)
 
     @property
