@@ -61,14 +61,21 @@ class Convention:
                 "(vla-rl convert), or leave relative_actions and gripper out"
             )
 
-    def check_cameras(self, cameras: tuple[str, ...]) -> None:
-        """UserError where the robot has no ``cameras``, and where one is chosen that is not among them."""
-        if not cameras:
+    def check_robot(self, robot: RobotSpec) -> None:
+        """UserError where the robot has no camera or not one that is chosen, and where more elements of its actions
+        are relative than its actions or its state have."""
+        if not robot.cameras:
             raise UserError("this policy needs a camera, and the robot or simulator has none: choose another policy")
-        unknown = sorted(set(self.cameras) - set(cameras))
+        unknown = sorted(set(self.cameras) - set(robot.cameras))
         if unknown:
             raise UserError(
-                f"policy.convention.cameras: the robot has no camera {unknown[0]!r}; it has {', '.join(cameras)}"
+                f"policy.convention.cameras: the robot has no camera {unknown[0]!r}; it has {', '.join(robot.cameras)}"
+            )
+        most = min(robot.action_dim, robot.state_dim)
+        if self.relative_actions > most:
+            raise UserError(
+                f"policy.convention.relative_actions must be at most {most}, as the robot has {robot.action_dim} "
+                f"action and {robot.state_dim} state dimensions, got {self.relative_actions}"
             )
 
     def observe(self, obs: Observation, cameras: tuple[str, ...]) -> Observation:

@@ -270,4 +270,4 @@ def _check_robot(config: FlowVLAConfig, robot: RobotSpec) -> None:
             f"the robot has {robot.action_dim} action and {robot.state_dim} state dimensions; this policy's network "
             f"takes at most padded_dim {config.padded_dim}"
         )
-    config.convention.check_cameras(robot.cameras)
+    config.convention.check_robot(robot)

@@ -77,7 +77,7 @@ class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
 
     def __init__(self, config: DiffusionPolicyConfig, robot: RobotSpec) -> None:
         super().__init__()
-        config.convention.check_cameras(robot.cameras)
+        config.convention.check_robot(robot)
         _check_crop(config, robot)
         self.config, past = config, config.obs_steps - 1
         cameras = len(config.convention.cameras or robot.cameras)

@@ -52,7 +52,7 @@ class OpenVLAPolicy(KeptPrefix[TokenContext, TokenTrace]):
 
     def __init__(self, config: OpenVLAConfig, robot: RobotSpec) -> None:
         super().__init__()
-        config.convention.check_cameras(robot.cameras)
+        config.convention.check_robot(robot)
         self.config = config
         self.spec = PolicySpec(
             robot=robot, action_horizon=config.action_horizon, value_dim=config.language.width + robot.state_dim

@@ -61,6 +61,15 @@ def test_a_camera_that_the_robot_does_not_have_is_refused(config: Any) -> None:
         build_policy(replace(config, convention=Convention(cameras=("front", "nope"))), ROBOT)
 
 
+@pytest.mark.parametrize("config", [PI0, OPENVLA, DIFFUSION_POLICY], ids=lambda config: config.name)
+def test_more_relative_actions_than_the_robot_has_are_refused(config: Any) -> None:
+    """Of the robot's action dimensions or of its state's, whichever are fewer."""
+    for robot, most in ((ROBOT, 3), (replace(ROBOT, state_dim=2), 2)):
+        build_policy(replace(config, convention=Convention(relative_actions=most)), robot)
+        with pytest.raises(UserError, match=rf"relative_actions must be at most {most}, .* got {most + 1}"):
+            build_policy(replace(config, convention=Convention(relative_actions=most + 1)), robot)
+
+
 def test_scales_of_changed_actions_are_not_measured() -> None:
     with pytest.raises(UserError, match="scales are the checkpoint's"):
         Convention(relative_actions=6).refuse_fitting()
