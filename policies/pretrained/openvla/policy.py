@@ -92,8 +92,9 @@ class OpenVLAPolicy(KeptPrefix[TokenContext, TokenTrace]):
     def encode(self, obs: Observation, state: TensorDataclass) -> tuple[TokenContext, TensorDataclass]:
         seen = self.config.convention.observe(obs, self.spec.robot.cameras)
         tokens, valid = pad_tokens(self._prompts(obs), self.config.prompt_tokens, self.device)
+        clipped = self.normalizer.normalize_state(obs.state).clamp(-1, 1)  # openvla-oft, normalize_proprio
         with self.autocast():
-            cache, hidden = self._prefix(self._images(seen), tokens, valid, self.normalizer.normalize_state(obs.state))
+            cache, hidden = self._prefix(self._images(seen), tokens, valid, clipped)
         return TokenContext(hidden=hidden, cache=cache, state=obs.state, obs=obs), state
 
     def _prefix(
