@@ -106,12 +106,12 @@ class Convention:
 
 
 def center_crop(images: UInt8[Tensor, "*N height width 3"], area: float) -> UInt8[Tensor, "*N height width 3"]:
-    """The central part with this share of the area, scaled back to the full size (bilinear)."""
-    height, width = images.shape[-3:-1]
-    side = area**0.5
-    rows, columns = round(height * side), round(width * side)
-    top, left = (height - rows) // 2, (width - columns) // 2
-    cut = images[..., top : top + rows, left : left + columns, :]
-    flat = cut.reshape(-1, rows, columns, 3).movedim(-1, 1).float()
-    scaled = F.interpolate(flat, size=(height, width), mode="bilinear", align_corners=False)
-    return scaled.round().clamp(0, 255).to(torch.uint8).movedim(1, -1).reshape(images.shape)
+    """The central part with this share of the area, scaled back to the full size.
+
+    As TensorFlow's crop_and_resize and convert_image_dtype, which OpenVLA has it from: bilinear with the corners
+    aligned, and what is behind the point cut off.
+    """
+    x = images.reshape(-1, *images.shape[-3:]).movedim(-1, 1).float()
+    box = area**0.5 * torch.eye(2, 3, device=x.device).expand(len(x), 2, 3)
+    scaled = F.grid_sample(x, F.affine_grid(box, list(x.shape), align_corners=True), align_corners=True)
+    return (scaled * (255.5 / 255)).clamp(0, 255).to(torch.uint8).movedim(1, -1).reshape(images.shape)
