@@ -28,6 +28,7 @@ from vla_rl.runners.convert import read_published
 
 sentencepiece = pytest.importorskip("sentencepiece")
 CONFIGS = Path(__file__).parents[2] / "configs" / "published"
+TINY_RUN = Path(__file__).parents[1] / "data" / "tiny.yaml"
 TINY = [
     *("--policy.vocabulary", "512", "--policy.vision.width", "32", "--policy.vision.mlp_width", "64"),
     *("--policy.vision.depth", "2", "--policy.vision.heads", "2", "--policy.vision.image_size", "28"),
@@ -95,6 +96,33 @@ def test_the_conversion_that_a_recipe_asks_for(name: str, tmp_path: Path, monkey
     assert policy.config.explore.name == ("flow_noise" if name.startswith("reinflow") else "flow_sde")
     start: Any = load_config(Experiment, recipe).start
     assert start.path.resolve() == CONFIGS.parents[1] / bundle  # where the command wrote it, run in the checkout
+
+
+def test_read_clone_and_reinforce(tmp_path: Path) -> None:
+    """A checkpoint, whose actions are relative to the state, from its files to a trained policy, in a simulator."""
+    robot = ["--robot.cameras", "[agent, wrist]", "--robot.image_size", "[64, 64]"]
+    cameras = ["--policy.convention.cameras", "[agent, wrist]", "--policy.explore.steps", "2"]
+    write_checkpoint(tmp_path / "checkpoint")
+    config, checkpoint, bundle = CONFIGS / "pi0_libero.yaml", tmp_path / "checkpoint", tmp_path / "bundle"
+    main(["convert", str(config), str(checkpoint), "--out", str(bundle), *TINY, *robot, *cameras])
+    main(["collect", str(TINY_RUN), "--episodes", "2", "--out", str(tmp_path / "demos")])
+    recipe, cloned = str(CONFIGS.parent / "recipes" / "pi_rl_libero_pi0.yaml"), tmp_path / "cloned"
+    clone = ["--start.bc.steps", "2", "--start.bc.batch_size", "4", "--start.bc.frozen", "[encoder]"]
+    start = ["--start.path", str(bundle), "--store", str(tmp_path / "demos")]
+    main(["imitate", recipe, *start, *clone, "--out", str(cloned)])
+    sim = ["--sim", "{name: tabletop, tasks: [reach], num_envs: 2, max_steps: 16}"]
+    update = ["--algorithm.chunks", "2", "--algorithm.update.minibatch", "4", "--algorithm.update.micro_batch", "2"]
+    short = ["--algorithm.iterations", "1", "--algorithm.critic_warmup", "0", *update]
+    evaluation = ["--evaluation", "{episodes: 2, validation_episodes: 0, videos_per_task: 0}"]
+    start = ["--start.path", str(cloned / "bundle")]
+    main(["train", recipe, *sim, *start, *short, *evaluation, "--run-dir", str(tmp_path / "run")])
+    policies: list[Any] = [load_bundle(path / "bundle") for path in (tmp_path, cloned, tmp_path / "run")]
+    weights = [policy.network.action_out_proj.weight for policy in policies]
+    assert not torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[2])
+    for policy in policies:
+        assert policy.config.convention.relative_actions == 6
+        assert torch.equal(policy.normalizer.action_scale, policies[0].normalizer.action_scale)
+        assert torch.equal(policy.network.embed_tokens.weight, policies[0].network.embed_tokens.weight)
 
 
 @pytest.mark.parametrize("adds_bos", [True, False])
