@@ -30,10 +30,12 @@ from sims.errors import UserError
 from sims.numbers.finite import check_tree, is_finite, named_tensors
 
 M = TypeVar("M")
+T = TypeVar("T")
 N = TypeVar("N", bound=nn.Module)
 
 FORMAT = 2
 MANIFEST = "bundle.json"
+ANY_SHA256 = "[0-9a-f]" * 12  # a pattern: another file named policy-*.safetensors is not ours to delete
 
 
 class BundleError(UserError):
@@ -99,8 +101,9 @@ def save_bundle(policy: Policy, path: Path, *, provenance: Provenance | None = N
     )
     manifest = json.dumps(asdict(info), indent=2).encode()
     write_hashed(path / MANIFEST, manifest, kind="policy", sha256=info.sha256, tensors=data)
-    for leftover in path.glob(".*.partial"):
-        leftover.unlink()
+    for name in (MANIFEST, f"policy-{ANY_SHA256}.safetensors"):
+        for leftover in path.glob(f".{name}.*.partial"):
+            leftover.unlink()
     return info
 
 
@@ -117,10 +120,27 @@ def install_bundle(path: Path, *, manifest: bytes, tensors: bytes) -> None:
 
 def copy_bundle(source: Path, path: Path) -> None:
     """Write the bundle in the folder ``source`` to the folder ``path``, as ``save_bundle`` does. Raises BundleError."""
-    tensors = source / read_bundle_info(source).tensors
-    if not tensors.is_file():
-        raise BundleError(f"{source} is not a whole bundle: it has no {tensors.name}")
-    install_bundle(path, manifest=(source / MANIFEST).read_bytes(), tensors=tensors.read_bytes())
+
+    def copy(info: BundleInfo) -> None:
+        try:
+            manifest, tensors = (source / MANIFEST).read_bytes(), (source / info.tensors).read_bytes()
+        except FileNotFoundError:
+            raise BundleError(f"{source} is not a whole bundle: it has no {info.tensors}") from None
+        install_bundle(path, manifest=manifest, tensors=tensors)
+
+    _of_one_bundle(source, copy)
+
+
+def _of_one_bundle(path: Path, read: Callable[[BundleInfo], T]) -> T:
+    """What ``read`` makes of the bundle in ``path``, again where another replaced it meanwhile. Raises BundleError."""
+    info = read_bundle_info(path)
+    while True:
+        try:
+            return read(info)
+        except BundleError:
+            before, info = info, read_bundle_info(path)
+            if info.sha256 == before.sha256:
+                raise
 
 
 def tensors_of(module: nn.Module) -> bytes:
@@ -130,12 +150,12 @@ def tensors_of(module: nn.Module) -> bytes:
 
 
 def write_hashed(path: Path, manifest: bytes, *, kind: str, sha256: str, tensors: bytes) -> None:
-    """KIND-HASH.safetensors, then the manifest ``path`` beside it that names it; then other tensors of KIND go."""
+    """KIND-HASH.safetensors, then the manifest ``path`` beside it that names it; then other such tensors of KIND go."""
     tensors_path = path.with_name(hashed_name(kind, sha256))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(tensors_path, tensors)
     write_atomically(path, manifest)
-    for leftover in path.parent.glob(hashed_name(kind, "*")):
+    for leftover in path.parent.glob(f"{kind}-{ANY_SHA256}.safetensors"):
         if leftover != tensors_path:
             leftover.unlink(missing_ok=True)
 
@@ -190,14 +210,16 @@ def load_bundle(
     ``robot``: of the simulator or arm that it is to act on; given, it must match. Raises BundleError.
     """
     path = Path(path)
-    info = read_bundle_info(path)
-    if robot is not None and (differences := info.robot.differences(robot)):
-        raise BundleError(f"{path} was made for another robot or simulator: {differences}")
-    build = partial(build_bundled, info.config, info.robot)
-    policy = read_hashed(
-        path / MANIFEST, build, kind="policy", sha256=info.sha256, what="bundle", error_class=BundleError
-    )
-    return device.place(policy).eval()
+
+    def read(info: BundleInfo) -> Policy:
+        if robot is not None and (differences := info.robot.differences(robot)):
+            raise BundleError(f"{path} was made for another robot or simulator: {differences}")
+        build = partial(build_bundled, info.config, info.robot)
+        return read_hashed(
+            path / MANIFEST, build, kind="policy", sha256=info.sha256, what="bundle", error_class=BundleError
+        )
+
+    return device.place(_of_one_bundle(path, read)).eval()
 
 
 def read_hashed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Literal
 
@@ -24,7 +25,8 @@ class Normalizer(nn.Module):
     """State to zero mean and unit std; action's 1 %..99 % range to [-1, 1], each dimension on its own.
 
     A constant dimension is only shifted, never stretched. Before ``fit`` both maps are the identity. ``state_fixed``:
-    ``fit`` leaves the scale of states as it is, because pretrained weights expect it.
+    ``fit`` leaves the scale of states as it is, because pretrained weights expect it. ``robot_actions``: what it scales
+    are the robot's own actions, not what a checkpoint makes them from.
     """
 
     state_fixed: bool
@@ -34,8 +36,9 @@ class Normalizer(nn.Module):
     action_center: Tensor
     action_scale: Tensor
 
-    def __init__(self, *, state_dim: int, action_dim: int) -> None:
+    def __init__(self, *, state_dim: int, action_dim: int, robot_actions: bool = True) -> None:
         super().__init__()
+        self.robot_actions = robot_actions
         self.state_fixed = False
         self.register_buffer("state_mean", torch.zeros(state_dim))
         self.register_buffer("state_std", torch.ones(state_dim))
@@ -87,8 +90,15 @@ class Normalizer(nn.Module):
 
 
 def normalizer_of(policy: object) -> Normalizer | None:
-    """Of a policy whose scales others may take over."""
-    return getattr(policy, "normalizer", None)
+    """Of a policy whose scales others may take over; where it does not scale the robot's actions, these stay as they
+    are, in [-1, 1]."""
+    normalizer: Normalizer | None = getattr(policy, "normalizer", None)
+    if normalizer is None or normalizer.robot_actions:
+        return normalizer
+    unscaled = copy.deepcopy(normalizer)
+    unscaled.action_center.zero_()
+    unscaled.action_scale.fill_(1)
+    return unscaled
 
 
 def in_units(policy: object, action: Float[Tensor, "*B action_dim"]) -> Float[Tensor, "*B action_dim"]:

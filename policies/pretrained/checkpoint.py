@@ -18,6 +18,7 @@ from policies.pretrained.lora import is_added
 from sims.errors import UserError
 
 SHOWN = 12
+SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 NOISE_HEAD = "noise_head."  # of flow_noise: like LoRA in no published file, and it starts at 0
 
@@ -73,13 +74,19 @@ class CheckpointFiles(Mapping[str, Tensor]):
     """The tensors of some ``.safetensors`` files, each read when it is asked for and not kept.
 
     A file is opened for every tensor, because what was read of an open file stays in the process's memory.
+    CheckpointError for a tensor that is in two files.
     """
 
     def __init__(self, files: Iterable[Path]) -> None:
         self._file: dict[str, Path] = {}
         for path in files:
             with safe_open(path, framework="pt") as file:
-                self._file |= dict.fromkeys(file.keys(), path)
+                names = file.keys()
+                for name in names:
+                    if (other := self._file.setdefault(name, path)) != path:
+                        raise CheckpointError(
+                            f"{path.parent} has {name} in both {other.name} and {path.name}: download or save it again"
+                        )
 
     def __getitem__(self, name: str) -> Tensor:
         with safe_open(self._file[name], framework="pt") as file:
@@ -96,26 +103,39 @@ class CheckpointFiles(Mapping[str, Tensor]):
 def read_checkpoint(path: Path) -> CheckpointFiles:
     """The tensors of a ``.safetensors`` file, or of a folder with ``model.safetensors`` or its shards.
 
-    CheckpointError if there is none or it is damaged.
+    CheckpointError if there is none, or both, or it is damaged.
     """
+    single, index = path / SINGLE, path / INDEX
+    if single.exists() and index.exists():
+        raise CheckpointError(
+            f"{path} has both {SINGLE} and {INDEX}, which may be of two versions: delete the one that is old, or name "
+            f"{single} as the checkpoint"
+        )
     try:
         if path.is_file():
             return CheckpointFiles([path])
-        if (path / INDEX).exists():
-            names = sorted(set(json.loads((path / INDEX).read_text())["weight_map"].values()))
-            return CheckpointFiles(path / name for name in names)
-        return CheckpointFiles([path / "model.safetensors"])
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        return CheckpointFiles(_shards(index) if index.exists() else [single])
+    except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(
-            f"{path} is not a checkpoint: expected a .safetensors file, or a folder with model.safetensors or {INDEX} "
+            f"{path} is not a checkpoint: expected a .safetensors file, or a folder with {SINGLE} or {INDEX} "
             f"and its shards ({error})"
         ) from error
+
+
+def _shards(index: Path) -> list[Path]:
+    """The files that it names. ValueError if it is of another form."""
+    content = json.loads(index.read_text())
+    files = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
+        raise ValueError(f"{index.name} must have weight_map, an object of names of tensors and files")
+    return [index.with_name(name) for name in sorted(set(files.values()))]
 
 
 def load_published(network: nn.Module, normalizer: Normalizer, weights: PublishedWeights, layout: Layout) -> list[str]:
     """Copy the tensors into ``network`` and the scales into ``normalizer``; the names of the dead tensors.
 
-    CheckpointError lists missing, unexpected, duplicate and differently shaped tensors; nothing is copied then.
+    CheckpointError lists missing, unexpected and duplicate tensors, and those of another shape or type (quantized);
+    nothing is copied then.
     """
     dead = load_tensors(network, weights.tensors, layout, source=weights.source)
     normalizer.set_scale("state", weights.state.center, weights.state.scale)
@@ -133,14 +153,15 @@ def load_tensors(network: nn.Module, tensors: Mapping[str, Tensor], layout: Layo
     own = {name: tensor for name, tensor in parameters if not (is_added(name) or name.startswith(NOISE_HEAD))}
     problems += _problem("missing", sorted(set(own) - set(named)))
     problems += _problem("unexpected", sorted(tensors_name for name, tensors_name in named.items() if name not in own))
-    problems += _problem(
-        "of another shape",
-        [
-            f"{published} {list(tensors[published].shape)}, expected {list(own[name].shape)}"
-            for name, published in named.items()
-            if name in own and tensors[published].shape != own[name].shape
-        ],
-    )
+    shapes, types = [], []
+    for name, published in named.items():
+        if name in own:
+            got, expected = tensors[published], own[name]
+            if got.shape != expected.shape:
+                shapes.append(f"{published} {list(got.shape)}, expected {list(expected.shape)}")
+            if got.is_floating_point() != expected.is_floating_point():
+                types.append(f"{published} {got.dtype}, expected {expected.dtype}")
+    problems += _problem("of another shape", shapes) + _problem("of another type", types)
     if problems:
         raise CheckpointError(f"{source} does not fit this policy. " + "; ".join(problems))
     with torch.no_grad():

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from policies.normalizer import Normalizer
+from policies.policy import RobotSpec
 from sims.errors import UserError
 from sims.numbers.ranges import Count, Interval
 from sims.vector_env import Observation
@@ -41,22 +43,39 @@ class Convention:
         if self.relative_actions < 0:
             raise ValueError(f"convention.relative_actions must not be negative, got {self.relative_actions}")
 
+    @property
+    def changes_actions(self) -> bool:
+        return self.relative_actions > 0 or self.gripper != "as_is"
+
+    def normalizer(self, robot: RobotSpec) -> Normalizer:
+        """Of a checkpoint's states and actions, before ``fit`` the identity."""
+        return Normalizer(
+            state_dim=robot.state_dim, action_dim=robot.action_dim, robot_actions=not self.changes_actions
+        )
+
     def refuse_fitting(self) -> None:
         """UserError where scales measured on the robot's actions would not be those of the checkpoint's."""
-        if self.relative_actions or self.gripper != "as_is":
+        if self.changes_actions:
             raise UserError(
                 "policy.convention changes actions, so their scales are the checkpoint's: start from its bundle "
                 "(vla-rl convert), or leave relative_actions and gripper out"
             )
 
-    def check_cameras(self, cameras: tuple[str, ...]) -> None:
-        """UserError where the robot has no ``cameras``, and where one is chosen that is not among them."""
-        if not cameras:
+    def check_robot(self, robot: RobotSpec) -> None:
+        """UserError where the robot has no camera or not one that is chosen, and where more elements of its actions
+        are relative than its actions or its state have."""
+        if not robot.cameras:
             raise UserError("this policy needs a camera, and the robot or simulator has none: choose another policy")
-        unknown = sorted(set(self.cameras) - set(cameras))
+        unknown = sorted(set(self.cameras) - set(robot.cameras))
         if unknown:
             raise UserError(
-                f"policy.convention.cameras: the robot has no camera {unknown[0]!r}; it has {', '.join(cameras)}"
+                f"policy.convention.cameras: the robot has no camera {unknown[0]!r}; it has {', '.join(robot.cameras)}"
+            )
+        most = min(robot.action_dim, robot.state_dim)
+        if self.relative_actions > most:
+            raise UserError(
+                f"policy.convention.relative_actions must be at most {most}, as the robot has {robot.action_dim} "
+                f"action and {robot.state_dim} state dimensions, got {self.relative_actions}"
             )
 
     def observe(self, obs: Observation, cameras: tuple[str, ...]) -> Observation:
@@ -87,12 +106,12 @@ class Convention:
 
 
 def center_crop(images: UInt8[Tensor, "*N height width 3"], area: float) -> UInt8[Tensor, "*N height width 3"]:
-    """The central part with this share of the area, scaled back to the full size (bilinear)."""
-    height, width = images.shape[-3:-1]
-    side = area**0.5
-    rows, columns = round(height * side), round(width * side)
-    top, left = (height - rows) // 2, (width - columns) // 2
-    cut = images[..., top : top + rows, left : left + columns, :]
-    flat = cut.reshape(-1, rows, columns, 3).movedim(-1, 1).float()
-    scaled = F.interpolate(flat, size=(height, width), mode="bilinear", align_corners=False)
-    return scaled.round().clamp(0, 255).to(torch.uint8).movedim(1, -1).reshape(images.shape)
+    """The central part with this share of the area, scaled back to the full size.
+
+    As TensorFlow's crop_and_resize and convert_image_dtype, which OpenVLA has it from: bilinear with the corners
+    aligned, and what is behind the point cut off.
+    """
+    x = images.reshape(-1, *images.shape[-3:]).movedim(-1, 1).float()
+    box = area**0.5 * torch.eye(2, 3, device=x.device).expand(len(x), 2, 3)
+    scaled = F.grid_sample(x, F.affine_grid(box, list(x.shape), align_corners=True), align_corners=True)
+    return (scaled * (255.5 / 255)).clamp(0, 255).to(torch.uint8).movedim(1, -1).reshape(images.shape)

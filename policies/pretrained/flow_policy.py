@@ -34,7 +34,6 @@ from policies.denoising.kernels import (
 )
 from policies.denoising.objectives import FlowMatching, FlowMatchingConfig
 from policies.device import Precision
-from policies.normalizer import Normalizer
 from policies.policy import PolicySpec, RobotSpec, masked_mean
 from policies.pretrained.checkpoint import Layout, PublishedWeights, load_published
 from policies.pretrained.context import PrefixCache, VLAContext
@@ -102,7 +101,7 @@ class FlowVLA(KeptPrefix[VLAContext, DenoisingTrace], DenoisedChunks[VLAContext]
         super().__init__()
         _check_robot(config, robot)
         self.network, self.tokenizer = network, tokenizer
-        self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
+        self.normalizer = config.convention.normalizer(robot)
         self.objective = FlowMatching(FlowMatchingConfig())
         self.act_kernel = build_kernel(config.act, self.objective)
         self.spec = PolicySpec(
@@ -271,4 +270,4 @@ def _check_robot(config: FlowVLAConfig, robot: RobotSpec) -> None:
             f"the robot has {robot.action_dim} action and {robot.state_dim} state dimensions; this policy's network "
             f"takes at most padded_dim {config.padded_dim}"
         )
-    config.convention.check_cameras(robot.cameras)
+    config.convention.check_robot(robot)

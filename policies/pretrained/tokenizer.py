@@ -22,23 +22,31 @@ class PromptTokenizer(nn.Module):
     """A SentencePiece ``tokenizer.model`` or a ``tokenizer.json``, kept in a buffer; bytes while there is none.
 
     Bytes are for small models that are trained here; published weights bring their tokenizer. ``needs_bos``: prompts
-    begin with ``bos``, so a file that does not say which token that is is refused.
+    begin with ``bos``, so a file that does not say which token that is is refused. ``vocabulary``: number of token ids
+    that the weights know, so a file with others is refused, too; tokens added to a ``tokenizer.json`` aside, which a
+    prompt does not have (PaliGemma's ``<image>`` is beyond pi0's vocabulary).
     """
 
     file: Tensor
 
-    def __init__(self, *, needs_bos: bool = False) -> None:
+    def __init__(self, *, needs_bos: bool = False, vocabulary: int | None = None) -> None:
         super().__init__()
-        self._needs_bos = needs_bos
+        self._needs_bos, self._vocabulary = needs_bos, vocabulary
         self.register_buffer("file", torch.zeros(0, dtype=torch.uint8))
         self._backend: Any = None
 
     def load(self, data: bytes) -> None:
         """Use the tokenizer of this file's content.
 
-        UserError if its library is missing, or it cannot be read, or lacks the ``bos`` that is needed.
+        UserError if its library is missing, or it cannot be read, or lacks the ``bos`` that is needed, or has tokens
+        beyond the ``vocabulary``.
         """
         backend = _backend(data) if data else None
+        if backend is not None and self._vocabulary is not None and backend.highest >= self._vocabulary:
+            raise UserError(
+                f"the tokenizer has token ids up to {backend.highest}, and the policy's vocabulary has "
+                f"{self._vocabulary} tokens: give the tokenizer that belongs to the weights, or set policy.vocabulary"
+            )
         if self._needs_bos and backend is not None and backend.bos is None:
             raise UserError(
                 "the tokenizer does not say which token begins a sequence (BOS), and this policy's prompts begin with "
@@ -97,6 +105,7 @@ class _SentencePiece:
         self._model = SentencePieceProcessor(model_proto=data)
         bos = self._model.bos_id()  # -1 where the model has none
         self.bos = bos if bos >= 0 else None
+        self.highest = self._model.get_piece_size() - 1
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._model.encode(text)
@@ -112,6 +121,7 @@ class _TokenizersJson:
         self._model.no_truncation()
         probe = self._model.encode("a")
         self.bos = probe.ids[0] if probe.special_tokens_mask[:1] == [1] else None  # what the post_processor puts first
+        self.highest = max((*self._model.get_vocab(with_added_tokens=False).values(), self.bos or 0))
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._model.encode(text, add_special_tokens=False).ids

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from policies.bundle import BundleError, Provenance, load_bundle, read_bundle_info, save_bundle
+from policies.bundle import BundleError, Provenance, copy_bundle, load_bundle, read_bundle_info, save_bundle
 from policies.compact_encoder import CompactEncoderConfig
 from policies.denoising.action_expert import ActionExpertConfig
 from policies.denoising.kernels import DDIMConfig, DDPMConfig, FlowNoiseConfig
@@ -84,6 +84,33 @@ def test_saving_again_replaces_the_bundle(tmp_path):
     info = save_bundle(second, tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["bundle.json", info.tensors]
     assert load_bundle(tmp_path).config == second.config
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_bundle_that_is_replaced_between_its_two_files(tmp_path, monkeypatch, copied):
+    """A validation ships a new best while something reads the last one: what is read is the new one."""
+    save_bundle(build(), tmp_path / "bundle")
+    read = Path.read_bytes
+
+    def replaced_first(path: Path) -> bytes:
+        monkeypatch.undo()
+        save_bundle(build(CONFIGS["noise_head"]), tmp_path / "bundle")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", replaced_first)
+    if copied:
+        copy_bundle(tmp_path / "bundle", tmp_path / "copy")
+    policy = load_bundle(tmp_path / ("copy" if copied else "bundle"))
+    assert policy.config == CONFIGS["noise_head"]
+
+
+def test_saving_leaves_files_that_are_not_its_own(tmp_path):
+    foreign = ("policy-model.safetensors", ".download.partial", "policy-0123456789abcdef.safetensors")
+    old = "policy-0123456789ab.safetensors"
+    for name in (*foreign, old, f".{old}.7.partial", ".bundle.json.7.partial"):
+        (tmp_path / name).write_bytes(b"")
+    info = save_bundle(build(), tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"bundle.json", info.tensors, *foreign}
 
 
 def edit(path, **changes):

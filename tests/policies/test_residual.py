@@ -10,7 +10,9 @@ from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 from policies.audit import audit_log_prob
 from policies.bundle import load_bundle, save_bundle
+from policies.normalizer import in_units
 from policies.policy import Policy, copy_trained, set_frozen, trained_parameters
+from policies.pretrained.convention import Convention
 from policies.registry import build_policy
 from policies.residual.critic_guided import CriticGuided
 from policies.residual.policy import ResidualConfig, ResidualPolicy, SquashedNoiseConfig, residual_on
@@ -55,6 +57,22 @@ def test_untrained_it_executes_the_base_chunk_by_chunk(name: str) -> None:
             own, state = policy.encode(observe(3, 4 * round_ + part), state)
             action = policy.act(own, generator())
             torch.testing.assert_close(action, chunk[:, 2 * part : 2 * part + 2].clamp(-1, 1), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("around", ["base", "middle"])
+def test_the_units_are_the_robots_where_the_bases_actions_are_not(around: Any) -> None:
+    """The checkpoint's actions are relative to the state, whose mean is -3: their scale says nothing of the robot's."""
+    base: Any = build_policy(dataclasses.replace(CONFIGS["pi0"], convention=Convention(relative_actions=2)), ROBOT)
+    base.normalizer.set_scale("action", torch.full((ROBOT.action_dim,), 3.0), torch.full((ROBOT.action_dim,), 0.5))
+    base.normalizer.set_scale("state", torch.full((ROBOT.state_dim,), -3.0), torch.full((ROBOT.state_dim,), 2.0))
+    action = torch.rand(4, ROBOT.action_dim)
+    assert torch.equal(in_units(base, action), action)
+    policy = residual_on(base, dataclasses.replace(SQUASHED, around=around, scale=1.0))
+    assert torch.equal(in_units(policy, action), action) and (policy.action_scale == 1).all()
+    assert (policy.normalizer.state_mean == -3).all() and (base.normalizer.action_center == 3).all()
+    context, _ = policy.encode(observe(3), policy.initial_state(3))
+    if around == "middle":
+        assert (context.center == 0).all() and policy.sample(context, generator()).action.std() > 0.1
 
 
 def test_a_reset_environment_gets_a_new_chunk_and_the_others_go_on() -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from policies.bundle import load_bundle
-from policies.pretrained.checkpoint import CheckpointError
+from policies.pretrained.checkpoint import INDEX, CheckpointError, read_checkpoint
 from policies.pretrained.scales import ScaleConfig, read_statistics, scale_of
 from policies.pretrained.tokenizer import PromptTokenizer
 from sims.errors import UserError
@@ -27,6 +28,7 @@ from vla_rl.runners.convert import read_published
 
 sentencepiece = pytest.importorskip("sentencepiece")
 CONFIGS = Path(__file__).parents[2] / "configs" / "published"
+TINY_RUN = Path(__file__).parents[1] / "data" / "tiny.yaml"
 TINY = [
     *("--policy.vocabulary", "512", "--policy.vision.width", "32", "--policy.vision.mlp_width", "64"),
     *("--policy.vision.depth", "2", "--policy.vision.heads", "2", "--policy.vision.image_size", "28"),
@@ -96,6 +98,33 @@ def test_the_conversion_that_a_recipe_asks_for(name: str, tmp_path: Path, monkey
     assert start.path.resolve() == CONFIGS.parents[1] / bundle  # where the command wrote it, run in the checkout
 
 
+def test_read_clone_and_reinforce(tmp_path: Path) -> None:
+    """A checkpoint, whose actions are relative to the state, from its files to a trained policy, in a simulator."""
+    robot = ["--robot.cameras", "[agent, wrist]", "--robot.image_size", "[64, 64]"]
+    cameras = ["--policy.convention.cameras", "[agent, wrist]", "--policy.explore.steps", "2"]
+    write_checkpoint(tmp_path / "checkpoint")
+    config, checkpoint, bundle = CONFIGS / "pi0_libero.yaml", tmp_path / "checkpoint", tmp_path / "bundle"
+    main(["convert", str(config), str(checkpoint), "--out", str(bundle), *TINY, *robot, *cameras])
+    main(["collect", str(TINY_RUN), "--episodes", "2", "--out", str(tmp_path / "demos")])
+    recipe, cloned = str(CONFIGS.parent / "recipes" / "pi_rl_libero_pi0.yaml"), tmp_path / "cloned"
+    clone = ["--start.bc.steps", "2", "--start.bc.batch_size", "4", "--start.bc.frozen", "[encoder]"]
+    start = ["--start.path", str(bundle), "--store", str(tmp_path / "demos")]
+    main(["imitate", recipe, *start, *clone, "--out", str(cloned)])
+    sim = ["--sim", "{name: tabletop, tasks: [reach], num_envs: 2, max_steps: 16}"]
+    update = ["--algorithm.chunks", "2", "--algorithm.update.minibatch", "4", "--algorithm.update.micro_batch", "2"]
+    short = ["--algorithm.iterations", "1", "--algorithm.critic_warmup", "0", *update]
+    evaluation = ["--evaluation", "{episodes: 2, validation_episodes: 0, videos_per_task: 0}"]
+    start = ["--start.path", str(cloned / "bundle")]
+    main(["train", recipe, *sim, *start, *short, *evaluation, "--run-dir", str(tmp_path / "run")])
+    policies: list[Any] = [load_bundle(path / "bundle") for path in (tmp_path, cloned, tmp_path / "run")]
+    weights = [policy.network.action_out_proj.weight for policy in policies]
+    assert not torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[2])
+    for policy in policies:
+        assert policy.config.convention.relative_actions == 6
+        assert torch.equal(policy.normalizer.action_scale, policies[0].normalizer.action_scale)
+        assert torch.equal(policy.network.embed_tokens.weight, policies[0].network.embed_tokens.weight)
+
+
 @pytest.mark.parametrize("adds_bos", [True, False])
 def test_the_first_token_of_a_tokenizer_json(tmp_path: Path, capsys: Any, adds_bos: bool) -> None:
     """It is what the file says, and a file that does not say it is an input error of a policy that needs it."""
@@ -117,6 +146,24 @@ def test_the_first_token_of_a_tokenizer_json(tmp_path: Path, capsys: Any, adds_b
     assert not (tmp_path / "bundle").exists()
 
 
+def test_a_tokenizer_with_more_tokens_than_the_weights_is_refused(tmp_path: Path, capsys: Any) -> None:
+    """Added tokens, as PaliGemma's <image>, are beyond the vocabulary of pi0's own weights and in no prompt."""
+    write_checkpoint(tmp_path / "checkpoint")
+    for tokens in (600, 512):
+        names = {"<bos>": 0, "?": 1} | {f"w{i}": i for i in range(2, tokens)}
+        tokenizer = Tokenizer(models.WordLevel(names, unk_token="?"))
+        tokenizer.add_special_tokens(["<image>"])
+        first = {"single": "<bos> $A", "special_tokens": [("<bos>", 0)]}
+        tokenizer.post_processor = processors.TemplateProcessing(**first)
+        (tmp_path / "checkpoint" / "paligemma_tokenizer.model").write_text(tokenizer.to_str())
+        if tokens == 600:
+            with pytest.raises(SystemExit) as stopped:
+                convert("pi0_libero.yaml", tmp_path / "checkpoint", tmp_path / "bundle")
+            assert stopped.value.code == 2 and "ids up to 599, and the policy's vocabulary" in capsys.readouterr().err
+            assert not (tmp_path / "bundle").exists()
+    convert("pi0_libero.yaml", tmp_path / "checkpoint", tmp_path / "bundle")
+
+
 def test_padding_and_truncation_that_a_tokenizer_json_was_saved_with_are_left_out() -> None:
     saved = Tokenizer(models.WordLevel({"<pad>": 0, "pick": 3, "up": 4, "cube": 5, "?": 6}, unk_token="?"))
     saved.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -136,6 +183,69 @@ def test_a_partial_checkpoint_is_an_input_error(tmp_path: Path, capsys: Any) -> 
     assert not (tmp_path / "bundle").exists()
 
 
+PROJECTION = "model.action_out_proj.weight"
+
+
+def split_in_two(folder: Path, *, again: str = "") -> None:
+    """Shards and their index; ``again``: a tensor that is, with zeros, in the other shard too."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    shards = [{name: tensors[name] for name in half} for half in (names[::2], names[1::2])]
+    files = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    (folder / INDEX).write_text(json.dumps({"weight_map": {name: files[i % 2] for i, name in enumerate(names)}}))
+    for shard, file in zip(shards, files, strict=True):
+        if again and again not in shard:
+            shard[again] = torch.zeros_like(tensors[again])
+        save_file(shard, folder / file)
+
+
+def test_shards_are_read_as_one_file(tmp_path: Path) -> None:
+    for name in ("single", "shards"):
+        write_checkpoint(tmp_path / name)
+    split_in_two(tmp_path / "shards")
+    single, shards = (read_checkpoint(tmp_path / name) for name in ("single", "shards"))
+    assert single.keys() == shards.keys() and all(torch.equal(single[name], shards[name]) for name in single)
+
+
+def keep_the_index(folder: Path) -> None:
+    tensors = (folder / "model.safetensors").read_bytes()
+    split_in_two(folder)
+    (folder / "model.safetensors").write_bytes(tensors)
+
+
+def quantize(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors[PROJECTION] = (tensors[PROJECTION] * 100).round().to(torch.int8)
+    save_file(tensors, folder / "model.safetensors")
+
+
+MIXED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "index and file": (keep_the_index, "both model.safetensors and model.safetensors.index.json"),
+    "tensor twice": (lambda folder: split_in_two(folder, again=PROJECTION), f"has {PROJECTION} in both model-00001"),
+    "quantized": (quantize, f"1 of another type: {PROJECTION} torch.int8, expected torch.float32"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), MIXED.values(), ids=MIXED)
+def test_a_checkpoint_of_mixed_files_is_an_input_error(
+    tmp_path: Path, capsys: Any, change: Callable[[Path], None], message: str
+) -> None:
+    write_checkpoint(tmp_path / "checkpoint")
+    change(tmp_path / "checkpoint")
+    with pytest.raises(SystemExit) as stopped:
+        convert("pi0_libero.yaml", tmp_path / "checkpoint", tmp_path / "bundle")
+    assert stopped.value.code == 2 and message in capsys.readouterr().err
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize("content", [[], {}, {"weight_map": []}, {"weight_map": {"a": 1}}])
+def test_an_index_of_another_form_is_refused(tmp_path: Path, content: Any) -> None:
+    (tmp_path / INDEX).write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="must have weight_map, an object of names"):
+        read_checkpoint(tmp_path)
+
+
 def test_what_a_checkpoint_lacks_is_named(tmp_path: Path, capsys: Any) -> None:
     write_checkpoint(tmp_path / "checkpoint")
     (tmp_path / "checkpoint" / "norm_stats.json").unlink()
@@ -150,6 +260,19 @@ def test_what_a_checkpoint_lacks_is_named(tmp_path: Path, capsys: Any) -> None:
             convert("pi0_libero.yaml", tmp_path / checkpoint, tmp_path / "bundle")
         assert end.value.code == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("named", ["checkpoint", "checkpoint/policy-model.safetensors"])
+def test_the_checkpoints_own_folder_is_not_written_to(tmp_path: Path, capsys: Any, named: str) -> None:
+    folder = tmp_path / "checkpoint"
+    write_checkpoint(folder)
+    if named != "checkpoint":
+        (folder / "model.safetensors").rename(tmp_path / named)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(SystemExit) as stopped:
+        convert("pi0_libero.yaml", tmp_path / named, tmp_path / "other" / ".." / "checkpoint")
+    assert stopped.value.code == 2 and "give the bundle a folder of its own" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)

@@ -15,14 +15,16 @@ from episodes.recorder import RecordedEnv, keep_successes
 from episodes.sampler import WindowBatch, WindowSampler
 from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore
-from policies.bundle import BundleInfo, read_bundle_info
+from policies.bundle import BundleError, BundleInfo, load_bundle, read_bundle_info, save_bundle
 from policies.compact_encoder import CompactEncoderConfig
 from policies.denoising.action_expert import ActionExpertConfig
 from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
 from policies.policy import RobotSpec
+from policies.pretrained.convention import Convention
 from policies.pretrained.flow_policy import cache_bytes
 from policies.pretrained.pi0.policy import Pi0
 from policies.pretrained.storage import GB, StorageConfig
+from policies.registry import build_policy
 from sims.errors import UserError
 from sims.starts import StartSequence
 from tests.policies.encoding import encode
@@ -31,7 +33,7 @@ from tests.worlds import PointEnv
 from vla_rl.algorithms.bc import BC, BCConfig, bc_loss, encoded_bc_loss
 from vla_rl.algorithms.encoded_windows import EncodedWindows
 from vla_rl.algorithms.shards import GradientShards
-from vla_rl.config.experiment import EvaluationConfig, Experiment, Imitation
+from vla_rl.config.experiment import EvaluationConfig, Experiment, FromBundle, Imitation
 from vla_rl.runners.demonstrations import Attempts, run_expert
 from vla_rl.runners.imitation import CloningSource, clone, imitate
 from vla_rl.runs.checkpoint import load_tree, save_tree
@@ -141,6 +143,50 @@ def test_the_bundle_names_the_action_delay_of_the_recorded_environment(tmp_path:
     store = demonstrations(tmp_path / "store", observe_every=3, action_delay=2).path
     experiment = Experiment(start=Imitation(policy=SMALL, bc=BCConfig(steps=1, warmup=1, batch_size=8)), device="cpu")
     assert read_bundle_info(imitate(experiment, tmp_path / "out", store=store)).robot.action_delay == 2
+
+
+def converted(path: Path, config: Any, **robot: Any) -> BundleInfo:
+    """A bundle with scales of its own, as a published policy has them."""
+    torch.manual_seed(1)
+    policy: Any = build_policy(config, replace(RobotSpec.of(PointEnv(num_envs=1).spec), **robot))
+    policy.normalizer.action_scale.fill_(0.7)
+    return save_bundle(policy, path)
+
+
+CONVENTION = Convention(cameras=("top",), relative_actions=2)
+
+
+@pytest.mark.parametrize("config", [SMALL, replace(PI0, convention=CONVENTION)], ids=["own", "relative actions"])
+def test_a_bundle_is_cloned_into_with_the_scales_that_it_has(tmp_path: Path, config: Any) -> None:
+    torch.set_num_threads(1)
+    store = demonstrations(tmp_path / "store", observe_every=3, action_delay=2).path
+    given = converted(tmp_path / "bundle", config)
+    bc = BCConfig(steps=2, warmup=1, batch_size=8)
+    experiment = Experiment(start=FromBundle(path=tmp_path / "bundle", store=store, bc=bc), device="cpu")
+    learned = read_bundle_info(imitate(experiment, tmp_path / "out", store=None))
+    assert learned.config == given.config and learned.provenance.parent == given.sha256
+    assert learned.robot == replace(given.robot, action_delay=2)
+    before, after = (load_bundle(path).state_dict() for path in (tmp_path / "bundle", tmp_path / "out" / "bundle"))
+    changed = [name for name in before if not torch.equal(before[name], after[name])]
+    assert len(changed) > 10 and not any(name.startswith("normalizer.") for name in changed)
+
+
+def test_a_folder_that_was_cloned_from_another_bundle_is_refused(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    store = demonstrations(tmp_path / "store", observe_every=3).path
+    converted(tmp_path / "bundle", SMALL)
+    start = FromBundle(path=tmp_path / "bundle", bc=BCConfig(steps=1, warmup=1, batch_size=8))
+    experiment = Experiment(start=start, device="cpu")
+    with pytest.raises(UserError, match="imitate needs episodes: give --store STORE"):
+        imitate(experiment, tmp_path / "out", store=None)
+    first = read_bundle_info(imitate(experiment, tmp_path / "out", store=store))
+    assert read_bundle_info(imitate(experiment, tmp_path / "out", store=store)).sha256 == first.sha256
+    converted(tmp_path / "bundle", replace(SMALL, max_prefix=2))
+    with pytest.raises(UserError, match=r"holds a cloned policy.*from another bundle.*choose another --out"):
+        imitate(experiment, tmp_path / "out", store=store)
+    converted(tmp_path / "bundle", SMALL, state_dim=9)
+    with pytest.raises(BundleError, match="made for another robot or simulator: state_dim 9, not"):
+        imitate(experiment, tmp_path / "other", store=store)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from policies.bundle import load_bundle, read_bundle_info
@@ -189,6 +190,26 @@ def test_a_run_keeps_the_bundle_that_it_starts_from(project: Path, tmp_path: Pat
     shutil.rmtree(given)
     main(["train", str(config), "--run-dir", str(run), "--resume"])
     assert load_bundle(run / "imitation" / "bundle").spec == load_bundle(run / "bundle").spec
+
+
+def test_a_run_clones_a_store_into_the_bundle_that_it_starts_from(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given, run = project / "short" / "bundle", tmp_path / "run"
+    config = tmp_path / "mine.yaml"
+    config.write_text(
+        f"extends: {TINY}\nstart: {{name: bundle, path: {given}, store: {project / 'demos'}, "
+        "bc: {steps: 4, batch_size: 8, frozen: [encoder]}}\nalgorithm: {iterations: 0}\nevaluation: {episodes: 2}\n"
+    )
+    wrong = ["train", str(config), "--run-dir", str(run)]
+    assert "'start.bc'" in refusal(capsys, [*wrong, "--start.bc.frozen=[vision]"])
+    assert "'start.store'" in refusal(capsys, [*wrong, "--start.store=nowhere"])
+    assert not run.exists()
+    main(["train", str(config), "--run-dir", str(run)])
+    before, after = load_bundle(given).state_dict(), load_bundle(run / "imitation" / "bundle").state_dict()
+    changed = {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"expert"}
+    assert read_bundle_info(run / "imitation" / "bundle").provenance.parent == read_bundle_info(given).sha256
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,10 @@ class Pretrain:
 
 @dataclass(frozen=True)
 class Imitate:
-    """Clone recorded episodes as section start of CONFIG says, without a simulator; leaves OUT/bundle."""
+    """Clone recorded episodes into a new policy or a bundle, as section start of CONFIG says; leaves OUT/bundle.
+
+    No simulator is needed.
+    """
 
     config: Annotated[Positional[Path], arg(metavar="CONFIG")]
     """a YAML file, or the name of a packaged one such as quickstart"""

@@ -50,12 +50,22 @@ class Imitation:
     residual: ResidualConfig | None = None
 
 
+FINE_TUNING = BCConfig(learning_rate=1e-4)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FromBundle:
-    """Start from an existing bundle. ``residual``: added to its policy, which then stays as it is; null: none."""
+    """Start from an existing bundle.
+
+    ``store``: recorded episodes that are cloned into its policy first, as ``bc`` says (its learning rate is 1e-4 by
+    default), with the scales of states and actions that it has; null: none. ``residual``: added to the policy, which
+    then stays as it is; null: none.
+    """
 
     name: Literal["bundle"] = "bundle"
     path: Path
+    store: Path | None = None
+    bc: BCConfig = FINE_TUNING
     residual: ResidualConfig | None = None
 
 

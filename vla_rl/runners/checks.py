@@ -30,7 +30,7 @@ from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.registry import AnyAlgorithmConfig, build_algorithm
-from vla_rl.config.experiment import Experiment, FromBundle, Imitation
+from vla_rl.config.experiment import FINE_TUNING, Experiment, FromBundle, Imitation
 from vla_rl.config.imagination import ImaginationConfig, WorldModelConfig
 from vla_rl.rewards.registry import ClassifierConfig, OutcomeConfig, with_reward
 from vla_rl.rollouts.collector import Collector
@@ -141,7 +141,7 @@ def _draws_recorded(algorithm: OffPolicyConfig) -> bool:
 
 def _drawn_stores(algorithm: OffPolicyConfig, start: Imitation | FromBundle) -> tuple[Path, ...]:
     """Stores of recorded episodes; none where the run records its own."""
-    if algorithm.stores is None and isinstance(start, Imitation) and start.store is not None:
+    if algorithm.stores is None and start.store is not None:
         return (start.store,)
     return algorithm.stores or ()
 
@@ -219,11 +219,17 @@ class SpecOnly:
 
 def _starting_policy(experiment: Experiment, env: VectorEnv) -> Policy:
     start, robot = experiment.start, RobotSpec.of(env.spec)
-    if not isinstance(start, Imitation):
-        with naming("start.path"):
-            return load_bundle(start.path, robot=robot)
     if start.store is not None:
         check_stores([start.store], env.spec, "start.store")
+    if not isinstance(start, Imitation):
+        with naming("start.path"):
+            policy = load_bundle(start.path, robot=robot)
+        if start.store is not None:
+            _check_bc(policy, start.bc, "start.bc")
+        elif start.bc != FINE_TUNING:
+            console.print("start.store is null, so nothing is cloned; start.bc has no effect")
+        return policy
+    if start.store is not None:
         if unused := [name for name in OF_RECORDING if getattr(start, name) != getattr(Imitation(), name)]:
             console.print(f"start.store is given; these settings of start have no effect: {', '.join(unused)}")
     else:

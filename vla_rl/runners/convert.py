@@ -32,6 +32,9 @@ def convert(published: Published, checkpoint: Path, out: Path) -> list[str]:
     """
     if not checkpoint.exists():
         raise CheckpointError(f"{checkpoint}: no such checkpoint, a folder or the file of its weights")
+    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    if out.resolve() == folder.resolve():
+        raise UserError(f"--out {out} is the checkpoint's folder: give the bundle a folder of its own")
     robot = published.robot.spec()
     policy = build_policy(published.policy, robot)
     if not isinstance(policy, TakesPublishedWeights):
@@ -70,7 +73,7 @@ def _action_scale(statistics: Statistics, published: Published, source: str) -> 
     scale = _scale(statistics, published, published.robot.action_dim, source)
     convention: Convention = published.policy.convention  # of every published policy
     if bool((low != -1).any() or (high != 1).any()):
-        if convention.relative_actions or convention.gripper != "as_is":
+        if convention.changes_actions:
             raise UserError(
                 "robot.action_low and action_high must be -1 and 1 where policy.convention has relative_actions or a "
                 "gripper: these are in the robot's units"

@@ -1,11 +1,11 @@
-"""Behavior cloning of recorded successes: the policy that reinforcement learning starts from."""
+"""Behavior cloning of recorded successes, by a new policy or a bundle's: what reinforcement learning starts from."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,14 +14,14 @@ from episodes.sampler import WindowSampler
 from episodes.schema import SOURCES
 from episodes.store import EpisodeStore, Selection
 from policies.backbone import backbone_sha256, load_backbone
-from policies.bundle import Provenance, save_bundle
+from policies.bundle import BundleInfo, Provenance, load_bundle, read_bundle_info, save_bundle
 from policies.device import Device
 from policies.policy import Policy, PolicySpec, RobotSpec
 from policies.registry import build_policy
 from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
 from vla_rl.algorithms.bc import BC, BCConfig
-from vla_rl.config.experiment import Experiment, Imitation
+from vla_rl.config.experiment import Experiment, FromBundle, Imitation
 from vla_rl.rewards.bundle import progress_sha256
 from vla_rl.runners.fit import fit_folder, run_fit, settings_of_fit
 from vla_rl.runs.run_dir import experiment_device, git_revision
@@ -36,26 +36,40 @@ def imitate(experiment: Experiment, folder: Path, *, store: Path | None) -> Path
     ``store``: instead of start.store. Raises UserError if there is none, and where ``folder`` holds a fit of other
     settings; started again, it continues.
     """
-    start = experiment.start
-    if not isinstance(start, Imitation) or (store := store or start.store) is None:
-        raise UserError("imitate needs episodes: give --store STORE, or start.store in a configuration that imitates")
-    policy = new_policy(start, recorded_robot(store), seed=experiment.seed, device=experiment_device(experiment))
+    start, device = experiment.start, experiment_device(experiment)
+    if (store := store or start.store) is None:
+        raise UserError("imitate needs episodes: give --store STORE, or start.store in the configuration")
+    if isinstance(start, Imitation):
+        given, policy = None, new_policy(start, recorded_robot(store), seed=experiment.seed, device=device)
+    else:
+        given = read_bundle_info(start.path)
+        policy = given_policy(start, recorded_robot(store, cameras=given.robot.cameras), device=device)
     source = cloning_source(experiment, store)
-    with _fit_folder(experiment, start, folder):
-        return clone(policy, [source], start.bc, folder, seed=experiment.seed, fit_normalizer=True)
+    with _fit_folder(experiment, given, folder):
+        return clone(
+            policy,
+            [source],
+            start.bc,
+            folder,
+            seed=experiment.seed,
+            fit_normalizer=given is None,
+            parent=None if given is None else given.sha256,
+        )
 
 
-def _fit_folder(experiment: Experiment, start: Imitation, folder: Path) -> AbstractContextManager[None]:
+def _fit_folder(experiment: Experiment, given: BundleInfo | None, folder: Path) -> AbstractContextManager[None]:
     """With what the weights depend on beside the episodes, which a checkpoint names (WindowSampler)."""
+    start = experiment.start
     settings = settings_of_fit(experiment, "seed", "precision", "start.policy", "start.bc")
     del settings["start.bc.progress"]
     otherwise = UserError(
-        f"{folder} holds a cloned policy, or a part of its fit, with other settings, another seed or another backbone; "
-        "choose another --out, or delete this one"
+        f"{folder} holds a cloned policy, or a part of its fit, with other settings, another seed or another backbone, "
+        "or from another bundle; choose another --out, or delete this one"
     )
     fitted_to = {
         "settings": settings,
-        "backbone": None if start.backbone is None else backbone_sha256(start.backbone),
+        "bundle": None if given is None else {"sha256": given.sha256, "policy": asdict(given.config)},
+        "backbone": backbone_sha256(start.backbone) if isinstance(start, Imitation) and start.backbone else None,
         "progress": None if start.bc.progress is None else progress_sha256(start.bc.progress),
     }
     return fit_folder(folder, fitted_to, otherwise=otherwise)
@@ -67,6 +81,14 @@ def new_policy(start: Imitation, robot: RobotSpec, *, seed: int, device: Device)
     policy = device.place(build_policy(start.policy, robot))
     if start.backbone is not None:
         load_backbone(policy, start.backbone)
+    return policy
+
+
+def given_policy(start: FromBundle, robot: RobotSpec, *, device: Device) -> Policy:
+    """That of the bundle, on ``device``, for a robot with the action delay of ``robot``. BundleError for another."""
+    policy = load_bundle(start.path, robot=robot, device=device)
+    trained_for = replace(policy.spec.robot, action_delay=robot.action_delay)
+    policy.spec = replace(policy.spec, robot=trained_for)
     return policy
 
 

@@ -16,7 +16,7 @@ from policies.device import CPU
 from sims.errors import UserError
 from sims.vector_env import EnvSpec
 from vla_rl.config.environments import NoSimulatorConfig
-from vla_rl.config.experiment import Experiment, Imitation
+from vla_rl.config.experiment import Experiment
 from vla_rl.config.imagination import ImaginationConfig
 from vla_rl.runners.evaluate import evaluate_policy
 from vla_rl.runners.imagination import Reinforce, Rounds, missed, not_measured, refusal, ship, whole_episodes
@@ -72,7 +72,7 @@ def log_settings(experiment: Experiment) -> ImaginationConfig:
             "sim.name is none, and this needs a simulator: name one in section sim, or add a section imagination, "
             "in whose world model a policy is trained (docs/world-models.md)"
         )
-    given = (start.store,) if isinstance(start, Imitation) and start.store is not None else ()
+    given = (start.store,) if start.store is not None else ()
     stores = settings.stores or given
     if not stores:
         raise UserError("sim.name is none: give recorded episodes as start.store or imagination.stores")

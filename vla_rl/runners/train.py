@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from vla_rl.runners.controls import why_not
 from vla_rl.runners.demonstrations import record_demonstrations
 from vla_rl.runners.evaluate import evaluate_both, evaluate_policy
 from vla_rl.runners.imagination import improve_in_imagination
-from vla_rl.runners.imitation import clone, cloning_source, new_policy
+from vla_rl.runners.imitation import clone, cloning_source, given_policy, new_policy
 from vla_rl.runners.logs import (
     evaluate_imagined,
     improve_from_logs,
@@ -147,7 +146,7 @@ def improve(
 
 def clone_demonstrations(run: Run, env: VectorEnv, start: Imitation) -> dict[str, Any]:
     """The bundle of a policy cloned from demonstrations, which are recorded first where no store is given."""
-    (store,) = run.started_from
+    store = start.store or run.demonstrations
     if start.store is None:
         with run.stage("demonstrate") as stage:
             if stage.pending:
@@ -165,16 +164,26 @@ def clone_demonstrations(run: Run, env: VectorEnv, start: Imitation) -> dict[str
 
 
 def given_bundle(run: Run, env: VectorEnv, start: FromBundle) -> dict[str, Any]:
-    """A copy of the bundle that the configuration names, so that the run needs nothing outside its folder.
+    """A copy of the bundle that the configuration names, so that the run needs nothing outside its folder; or what
+    cloning a store into its policy makes of it.
 
     It names the action delay of ``env``, in which the policy is trained from now on.
     """
-    robot = RobotSpec.of(env.spec)
-    policy, given = load_bundle(start.path, robot=robot), read_bundle_info(start.path)
-    trained_for = replace(policy.spec.robot, action_delay=robot.action_delay)
-    policy.spec = replace(policy.spec, robot=trained_for)
-    save_bundle(policy, run.imitation / "bundle", provenance=given.provenance)
-    return {"bundle": run.inside(run.imitation / "bundle")}
+    given = read_bundle_info(start.path)
+    policy = given_policy(start, RobotSpec.of(env.spec), device=run.device)
+    if start.store is None:
+        save_bundle(policy, run.imitation / "bundle", provenance=given.provenance)
+        return {"bundle": run.inside(run.imitation / "bundle")}
+    bundle = clone(
+        policy,
+        [cloning_source(run.experiment, start.store)],
+        start.bc,
+        run.imitation,
+        seed=run.experiment.seed,
+        fit_normalizer=False,
+        parent=given.sha256,
+    )
+    return {"bundle": run.inside(bundle)}
 
 
 def add_residual(run: Run, start: str, config: ResidualConfig) -> str:

@@ -51,9 +51,10 @@ class Run:
 
     @property
     def started_from(self) -> list[Path]:
-        """The stores of recorded episodes that the first policy is cloned from; none where it is a bundle."""
+        """The stores of recorded episodes that the first policy is cloned from; none where it is a bundle's alone."""
         start = self.experiment.start
-        return [start.store or self.demonstrations] if isinstance(start, Imitation) else []
+        own = [self.demonstrations] if isinstance(start, Imitation) else []
+        return own if start.store is None else [start.store]
 
     @property
     def imitation(self) -> Path:

@@ -21,7 +21,6 @@ from policies.denoising.denoise import Predict
 from policies.denoising.executed import ExecutedOnly
 from policies.denoising.kernels import DDIMConfig, Prediction, build_act_kernel, build_kernel
 from policies.denoising.objectives import Diffusion
-from policies.normalizer import Normalizer
 from policies.policy import PolicySpec, RobotSpec, is_trained, masked_mean
 from policies.pretrained.checkpoint import Layout, PublishedWeights, load_published
 from policies.pretrained.diffusion_policy.config import DiffusionPolicyConfig, UNetConfig
@@ -78,14 +77,14 @@ class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
 
     def __init__(self, config: DiffusionPolicyConfig, robot: RobotSpec) -> None:
         super().__init__()
-        config.convention.check_cameras(robot.cameras)
+        config.convention.check_robot(robot)
         _check_crop(config, robot)
         self.config, past = config, config.obs_steps - 1
         cameras = len(config.convention.cameras or robot.cameras)
         width = robot.state_dim + cameras * 2 * config.keypoints
         self.network = nn.ModuleDict({"encoder": ImageEncoder(config), "denoiser": _denoiser(config, robot, width)})
         self.frozen_network: nn.ModuleDict | None = None
-        self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
+        self.normalizer = config.convention.normalizer(robot)
         self.objective = Diffusion(config.objective)
         self.act_kernel = build_act_kernel(config.act, self.objective)
         self.spec = PolicySpec(

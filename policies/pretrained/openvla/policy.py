@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from episodes.sampler import Targets
-from policies.normalizer import Normalizer
 from policies.policy import ActionSample, PolicySpec, RobotSpec, keep_committed, masked_mean
 from policies.pretrained.checkpoint import PublishedWeights, load_published
 from policies.pretrained.context import PrefixCache
@@ -53,15 +52,15 @@ class OpenVLAPolicy(KeptPrefix[TokenContext, TokenTrace]):
 
     def __init__(self, config: OpenVLAConfig, robot: RobotSpec) -> None:
         super().__init__()
-        config.convention.check_cameras(robot.cameras)
+        config.convention.check_robot(robot)
         self.config = config
         self.spec = PolicySpec(
             robot=robot, action_horizon=config.action_horizon, value_dim=config.language.width + robot.state_dim
         )
         self.network = OpenVLANetwork(config, action_dim=robot.action_dim, state_dim=robot.state_dim)
         add_lora((self.network.vision_backbone, self.network.projector, self.network.language), config.lora)
-        self.tokenizer = PromptTokenizer(needs_bos=True)
-        self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
+        self.tokenizer = PromptTokenizer(needs_bos=True, vocabulary=config.vocabulary)
+        self.normalizer = config.convention.normalizer(robot)
 
     @property
     def compiled_modules(self) -> Iterable[nn.Module]:
@@ -93,8 +92,9 @@ class OpenVLAPolicy(KeptPrefix[TokenContext, TokenTrace]):
     def encode(self, obs: Observation, state: TensorDataclass) -> tuple[TokenContext, TensorDataclass]:
         seen = self.config.convention.observe(obs, self.spec.robot.cameras)
         tokens, valid = pad_tokens(self._prompts(obs), self.config.prompt_tokens, self.device)
+        clipped = self.normalizer.normalize_state(obs.state).clamp(-1, 1)  # openvla-oft, normalize_proprio
         with self.autocast():
-            cache, hidden = self._prefix(self._images(seen), tokens, valid, self.normalizer.normalize_state(obs.state))
+            cache, hidden = self._prefix(self._images(seen), tokens, valid, clipped)
         return TokenContext(hidden=hidden, cache=cache, state=obs.state, obs=obs), state
 
     def _prefix(

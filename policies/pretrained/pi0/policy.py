@@ -29,8 +29,8 @@ class Pi0(FlowVLA):
     layout = PI0
 
     def __init__(self, config: Pi0Config, robot: RobotSpec) -> None:
-        network, tokenizer = Pi0Network(config), PromptTokenizer(needs_bos=True)
-        super().__init__(config, robot, network, feature_width=config.language.width, tokenizer=tokenizer)
+        tokenizer = PromptTokenizer(needs_bos=True, vocabulary=config.vocabulary)
+        super().__init__(config, robot, Pi0Network(config), feature_width=config.language.width, tokenizer=tokenizer)
 
     @property
     def prefix_modules(self) -> Sequence[nn.Module]:

@@ -36,7 +36,7 @@ class SmolVLAPolicy(FlowVLA):
     layout = LEROBOT
 
     def __init__(self, config: SmolVLAConfig, robot: RobotSpec) -> None:
-        network, tokenizer = SmolVLANetwork(config), PromptTokenizer()
+        network, tokenizer = SmolVLANetwork(config), PromptTokenizer(vocabulary=config.vocabulary)
         super().__init__(config, robot, network, feature_width=config.language.width, tokenizer=tokenizer)
 
     @property

@@ -61,10 +61,40 @@ def test_a_camera_that_the_robot_does_not_have_is_refused(config: Any) -> None:
         build_policy(replace(config, convention=Convention(cameras=("front", "nope"))), ROBOT)
 
 
+@pytest.mark.parametrize("config", [PI0, OPENVLA, DIFFUSION_POLICY], ids=lambda config: config.name)
+def test_more_relative_actions_than_the_robot_has_are_refused(config: Any) -> None:
+    """Of the robot's action dimensions or of its state's, whichever are fewer."""
+    for robot, most in ((ROBOT, 3), (replace(ROBOT, state_dim=2), 2)):
+        build_policy(replace(config, convention=Convention(relative_actions=most)), robot)
+        with pytest.raises(UserError, match=rf"relative_actions must be at most {most}, .* got {most + 1}"):
+            build_policy(replace(config, convention=Convention(relative_actions=most + 1)), robot)
+
+
 def test_scales_of_changed_actions_are_not_measured() -> None:
     with pytest.raises(UserError, match="scales are the checkpoint's"):
         Convention(relative_actions=6).refuse_fitting()
     Convention(rotate_images=True).refuse_fitting()
+
+
+def crop_and_resize(image: np.ndarray, area: float) -> np.ndarray:
+    """OpenVLA's center crop (openvla_utils.py): TensorFlow's crop_and_resize of the box with this share of the area,
+    whose corners are the corners of the result, and its convert_image_dtype, which cuts off at (255 + 0.5) / 255."""
+    x, side = image / 255, area**0.5
+    for axis in (0, 1):
+        size = x.shape[axis]
+        at = ((1 - side) / 2) * (size - 1) + np.arange(size) * side * (size - 1) / (size - 1)
+        low, high = np.floor(at).astype(int), np.ceil(at).astype(int)
+        share = np.expand_dims(at - low, tuple(one for one in range(3) if one != axis))
+        x = x.take(low, axis) * (1 - share) + x.take(high, axis) * share
+    return np.asarray((x * 255.5).clip(0, 255).astype(np.uint8))
+
+
+@pytest.mark.parametrize("area", [0.9, 0.5])
+def test_the_crop_is_openvlas(area: float) -> None:
+    for image, ours in zip(IMAGES, center_crop(IMAGES, area), strict=True):
+        difference = np.abs(ours.numpy().astype(int) - crop_and_resize(image.numpy(), area))
+        assert difference.max() <= 1 and difference.mean() < 0.001  # float32 beside float64, at a whole number
+    assert torch.equal(center_crop(IMAGES, 1.0), IMAGES)
 
 
 def test_the_crop_keeps_nine_tenths_of_the_area() -> None:
@@ -73,6 +103,12 @@ def test_the_crop_keeps_nine_tenths_of_the_area() -> None:
     cropped = center_crop(image, 0.9)
     assert cropped.shape == image.shape and (cropped[2:98, 2:98] > 150).all()
     assert torch.equal(center_crop(image, 1.0), image)
+
+
+def test_the_crop_leaves_even_images_as_they_are() -> None:
+    for level in (0, 1, 100, 254, 255):
+        even = torch.full((30, 40, 3), level, dtype=torch.uint8)
+        assert torch.equal(center_crop(even, 0.9), even)
 
 
 def test_openpis_clients_scale_as_pil() -> None:

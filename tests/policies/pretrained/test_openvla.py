@@ -183,3 +183,16 @@ def test_the_size_of_a_record_is_predicted(config: OpenVLAConfig, precision: Any
     context = encode(policy, observe(3))
     made = context.hidden.nbytes + (0 if context.cache is None else context.cache.keys_values.nbytes)
     assert made == 3 * policy.record_bytes
+
+
+def test_oft_clips_the_state_it_sees() -> None:
+    """To the range of its quantiles: openvla-oft, normalize_proprio."""
+    policy: Any = build_policy(replace(OPENVLA_OFT, proprio=True), SMALL_ROBOT).eval()
+    policy.normalizer.set_scale("state", torch.full((5,), 0.1), torch.full((5,), 0.2))
+
+    def seen(state: float) -> torch.Tensor:
+        return encode(policy, replace(observe(2), state=torch.full((2, 5), state))).hidden
+
+    with torch.no_grad():
+        assert torch.equal(seen(0.5), seen(0.3)) and torch.equal(seen(-0.2), seen(-0.1))
+        assert not torch.equal(seen(0.3), seen(0.2))
