@@ -36,16 +36,19 @@ def convert(published: Published, checkpoint: Path, out: Path) -> list[str]:
     if out.resolve() == folder.resolve():
         raise UserError(f"--out {out} is the checkpoint's folder: give the bundle a folder of its own")
     robot = published.robot.spec()
-    policy = build_policy(published.policy, robot)
-    if not isinstance(policy, TakesPublishedWeights):
-        raise UserError(f"policy {published.policy.name} has no published weights to convert")
-    dead = policy.load_published(read_published(published, checkpoint, robot))
+    weights = read_published(published, checkpoint, robot)
+    policy = build_policy(published.policy, robot)  # last, as a large one takes minutes
+    assert isinstance(policy, TakesPublishedWeights)
+    dead = policy.load_published(weights)
     save_bundle(policy, out, provenance=Provenance())
     return dead
 
 
 def read_published(published: Published, checkpoint: Path, robot: RobotSpec) -> PublishedWeights:
-    """Everything that the checkpoint brings. Raises CheckpointError."""
+    """Everything that the checkpoint brings. Raises CheckpointError, and UserError for a policy that is not published."""
+    convention: Convention | None = getattr(published.policy, "convention", None)  # which every published policy has
+    if convention is None:
+        raise UserError(f"policy {published.policy.name} has no published weights to convert")
     folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
     statistics = folder / published.statistics
     if not statistics.exists():
@@ -57,7 +60,7 @@ def read_published(published: Published, checkpoint: Path, robot: RobotSpec) -> 
     return PublishedWeights(
         tensors=read_checkpoint(checkpoint),
         state=_scale(state, published, robot.state_dim, f"{statistics}, state"),
-        action=_action_scale(action, published, f"{statistics}, actions"),
+        action=_action_scale(action, published, convention, f"{statistics}, actions"),
         tokenizer=b"" if published.tokenizer is None else _read(folder / published.tokenizer),
         source=str(checkpoint),
     )
@@ -67,11 +70,10 @@ def _scale(statistics: Statistics, published: Published, dims: int, source: str)
     return scale_of(statistics, published.scale, dims, source=source)
 
 
-def _action_scale(statistics: Statistics, published: Published, source: str) -> Scale:
+def _action_scale(statistics: Statistics, published: Published, convention: Convention, source: str) -> Scale:
     """To the robot's units, [-1, 1]. UserError where the data set's are others and nothing says so."""
     low, high = map(torch.tensor, published.robot.action_limits())
     scale = _scale(statistics, published, published.robot.action_dim, source)
-    convention: Convention = published.policy.convention  # of every published policy
     if bool((low != -1).any() or (high != 1).any()):
         if convention.changes_actions:
             raise UserError(
