@@ -45,7 +45,7 @@ def convert(published: Published, checkpoint: Path, out: Path) -> list[str]:
 
 
 def read_published(published: Published, checkpoint: Path, robot: RobotSpec) -> PublishedWeights:
-    """Everything that the checkpoint brings. Raises CheckpointError, and UserError for a policy that is not published."""
+    """Everything that the checkpoint brings. CheckpointError, and UserError for a policy that is not published."""
     convention: Convention | None = getattr(published.policy, "convention", None)  # which every published policy has
     if convention is None:
         raise UserError(f"policy {published.policy.name} has no published weights to convert")
