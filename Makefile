@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # one thread of tensor arithmetic; one worker per core, each with its own module of tests
 ALONE := OMP_NUM_THREADS=1 $(BIN)/pytest --check-types all
-PYTEST := $(ALONE) --ignore tests/compiled --numprocesses auto --maxprocesses 8 --dist loadscope --no-loadscope-reorder
+PYTEST := $(ALONE) --durations 20 --ignore tests/compiled --numprocesses auto --maxprocesses 8 --dist loadscope --no-loadscope-reorder
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

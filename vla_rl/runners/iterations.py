@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,8 @@ class Iterations:
             metrics |= {"worker_failures": float(failed)}
         record.write(algorithm.iteration - 1, metrics)
         self._unrecorded = None
-        advance(note=f"success {metrics.get('success', float('nan')):.2f}  kl {metrics.get('kl', 0):.3f}")
+        shown = [(name, metrics[name]) for name in ("success", "kl") if name in metrics]
+        advance(note="  ".join(f"{name} {value:.3f}" for name, value in shown if math.isfinite(value)))
         if (
             algorithm.iteration % experiment.checkpoint_every == 0
             or algorithm.iteration == experiment.algorithm.iterations
