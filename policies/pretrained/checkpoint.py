@@ -20,6 +20,7 @@ from sims.errors import UserError
 SHOWN = 12
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+SCALES = ("normalize_", "unnormalize_")  # of LeRobot before 0.4: scales.py reads them, or another file's
 NOISE_HEAD = "noise_head."  # of flow_noise: like LoRA in no published file, and it starts at 0
 
 
@@ -32,8 +33,8 @@ class Layout:
     """How one published format names the parameters of a network.
 
     ``renames``: published prefix -> own prefix; the first that fits is taken. ``dead``: prefixes of tensors that the
-    model has and does not use. ``aliases``: another name under which files may hold a tied tensor. ``optional_prefix``:
-    in front of all names in some files (LeRobot's ``model.``).
+    model has and does not use, and of ``SCALES``. ``aliases``: another name under which files may hold a tied tensor.
+    ``optional_prefix``: in front of all other names in some files (LeRobot's ``model.``).
     """
 
     renames: Sequence[tuple[str, str]]
@@ -176,14 +177,15 @@ def _rename(tensors: Mapping[str, Tensor], layout: Layout) -> tuple[dict[str, st
     dead: list[str] = []
     duplicates: list[str] = []
     prefix = layout.optional_prefix
-    prefixed = [bool(prefix) and name.startswith(prefix) for name in tensors]
+    unused = tuple(layout.dead)
+    prefixed = [name.startswith(prefix) for name in tensors if not name.startswith(unused)]
     problems = [] if len(set(prefixed)) < 2 else [f"some names begin with {prefix!r} and some do not (a mixed file)"]
     aliased: dict[str, str] = {}
     for published in tensors:
         name = published.removeprefix(prefix)
         if name in layout.aliases:
             aliased[_own_name(layout.aliases[name], layout)] = published
-        elif any(name.startswith(one) for one in layout.dead):
+        elif name.startswith(unused):
             dead.append(published)
         else:
             own = _own_name(name, layout)

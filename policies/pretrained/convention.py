@@ -112,6 +112,7 @@ def center_crop(images: UInt8[Tensor, "*N height width 3"], area: float) -> UInt
     aligned, and what is behind the point cut off.
     """
     x = images.reshape(-1, *images.shape[-3:]).movedim(-1, 1).float()
-    box = area**0.5 * torch.eye(2, 3, device=x.device).expand(len(x), 2, 3)
-    scaled = F.grid_sample(x, F.affine_grid(box, list(x.shape), align_corners=True), align_corners=True)
+    rows, columns = (torch.linspace(-(area**0.5), area**0.5, size, device=x.device) for size in x.shape[-2:])
+    grid = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1)
+    scaled = F.grid_sample(x, grid.expand(len(x), -1, -1, -1), align_corners=True)
     return (scaled * (255.5 / 255)).clamp(0, 255).to(torch.uint8).movedim(1, -1).reshape(images.shape)

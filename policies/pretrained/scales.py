@@ -19,13 +19,17 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from policies.pretrained.checkpoint import CheckpointError, Scale
 
 Statistics = Mapping[str, Any]  # as the file has them, which nothing has checked
+# Of LeRobot before 0.4, among the weights.
+_AMONG_WEIGHTS = {
+    "normalize_inputs.buffer_observation_state": "observation.state",
+    "unnormalize_outputs.buffer_action": "action",
+}
 _BOUNDS = {"quantiles": ("q01", "q99"), "min_max": ("min", "max")}
 
 
@@ -62,8 +66,9 @@ def scale_of(statistics: Statistics, config: ScaleConfig, dims: int, *, source: 
 def read_statistics(path: Path, dataset: str | None = None) -> tuple[Statistics, Statistics]:
     """Of states and of actions, from one of the published files:
 
-    openpi's ``norm_stats.json``, LeRobot's ``stats.json`` or its normalizer's ``.safetensors``, OpenVLA's
-    ``config.json`` or ``dataset_statistics.json`` (``dataset`` names the part). CheckpointError if it is none of them.
+    openpi's ``norm_stats.json``, LeRobot's ``stats.json``, its normalizer's ``.safetensors`` or, of before 0.4, that of
+    its weights, OpenVLA's ``config.json`` or ``dataset_statistics.json`` (``dataset`` names the part). CheckpointError
+    if it is none of them.
     """
     try:
         found: Any = _nested(path) if path.suffix == ".safetensors" else json.loads(path.read_text())
@@ -79,8 +84,8 @@ def read_statistics(path: Path, dataset: str | None = None) -> tuple[Statistics,
         if action in found and (state in found or state == "proprio"):
             return _object(found.get(state, {}), f"{path}, {state}"), _object(found[action], f"{path}, {action}")
     raise CheckpointError(
-        f"{path} has no statistics of states and actions but of {', '.join(sorted(found))}; "
-        "if these are data sets, name one of them"
+        f"{path} has no statistics of states and actions; it has {', '.join(sorted(found)) or 'none'}. If these are "
+        "data sets, name one of them"
     )
 
 
@@ -105,9 +110,13 @@ def _object(value: Any, where: str) -> Mapping[str, Any]:
 
 
 def _nested(path: Path) -> dict[str, dict[str, list[float]]]:
-    """``observation.state.mean`` -> {"observation.state": {"mean": ...}}."""
+    """``observation.state.mean`` -> {"observation.state": {"mean": ...}}, of states and actions."""
     found: dict[str, dict[str, list[float]]] = {}
-    for name, tensor in load_file(path).items():
-        feature, _, statistic = name.rpartition(".")
-        found.setdefault(feature, {})[statistic] = tensor.flatten().tolist()
+    with safe_open(path, framework="pt") as file:
+        names = file.keys()
+        for name in names:
+            feature, _, statistic = name.rpartition(".")
+            feature = _AMONG_WEIGHTS.get(feature, feature)
+            if feature in _AMONG_WEIGHTS.values():
+                found.setdefault(feature, {})[statistic] = file.get_tensor(name).flatten().tolist()
     return found

@@ -86,6 +86,19 @@ def test_saving_again_replaces_the_bundle(tmp_path):
     assert load_bundle(tmp_path).config == second.config
 
 
+def test_settings_that_leave_the_weights_as_they_are_may_be_changed_in_the_manifest(tmp_path):
+    """docs/pretrained.md says so."""
+    save_bundle(build(), tmp_path)
+    manifest = json.loads((tmp_path / "bundle.json").read_text())
+    manifest["config"]["act"]["steps"] = 2
+    (tmp_path / "bundle.json").write_text(json.dumps(manifest))
+    assert load_bundle(tmp_path).act_kernel.config.steps == 2
+    manifest["config"]["act"]["step"] = 2
+    (tmp_path / "bundle.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match="step"):
+        load_bundle(tmp_path)
+
+
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_bundle_that_is_replaced_between_its_two_files(tmp_path, monkeypatch, copied):
     """A validation ships a new best while something reads the last one: what is read is the new one."""

@@ -67,8 +67,8 @@ def train_tokenizer() -> bytes:
     return file.getvalue()
 
 
-def convert(config: str, folder: Path, out: Path) -> None:
-    main(["convert", str(CONFIGS / config), str(folder), "--out", str(out), *TINY])
+def convert(config: str, folder: Path, out: Path, *changes: str) -> None:
+    main(["convert", str(CONFIGS / config), str(folder), "--out", str(out), *TINY, *changes])
 
 
 def test_a_published_checkpoint_becomes_a_bundle(tmp_path: Path, capsys: Any) -> None:
@@ -172,6 +172,31 @@ def test_padding_and_truncation_that_a_tokenizer_json_was_saved_with_are_left_ou
     tokenizer = PromptTokenizer()
     tokenizer.load(saved.to_str().encode())
     assert tokenizer.ids("pick up cube") == [3, 4, 5]
+
+
+BUFFERS = (
+    "normalize_inputs.buffer_observation_state",
+    "normalize_targets.buffer_action",
+    "unnormalize_outputs.buffer_action",
+)
+
+
+def test_scales_that_lerobot_saved_among_the_weights(tmp_path: Path, capsys: Any) -> None:
+    """Before 0.4, as buffers. Those of the statistics' file count, which may be the weights' file itself."""
+    write_checkpoint(tmp_path / "checkpoint")
+    path = tmp_path / "checkpoint" / "model.safetensors"
+    buffers = {f"{name}.mean": torch.full((8,), 0.1) for name in BUFFERS}
+    buffers |= {f"{name}.std": torch.full((8,), 0.2 + i / 10) for i, name in enumerate(BUFFERS)}
+    save_file(load_file(path) | buffers, path)
+    convert("pi0_libero.yaml", tmp_path / "checkpoint", tmp_path / "bundle")
+    assert "not used: " in (out := capsys.readouterr().out) and f"{BUFFERS[0]}.mean" in out
+    policy: Any = load_bundle(tmp_path / "bundle")
+    torch.testing.assert_close(policy.normalizer.action_scale, torch.tensor(STATISTICS["std"][:7] + 1e-6).float())
+    convert("pi0_libero.yaml", tmp_path / "checkpoint", tmp_path / "other", "--statistics", path.name)
+    policy = load_bundle(tmp_path / "other")
+    torch.testing.assert_close(policy.normalizer.state_std, torch.full((8,), 0.2 + 1e-6))
+    torch.testing.assert_close(policy.normalizer.action_scale, torch.full((7,), 0.4 + 1e-6))
+    torch.testing.assert_close(policy.normalizer.action_center, torch.full((7,), 0.1))
 
 
 def test_a_partial_checkpoint_is_an_input_error(tmp_path: Path, capsys: Any) -> None:

@@ -22,7 +22,7 @@ from policies.denoising.executed import ExecutedOnly
 from policies.denoising.kernels import DDIMConfig, Prediction, build_act_kernel, build_kernel
 from policies.denoising.objectives import Diffusion
 from policies.policy import PolicySpec, RobotSpec, is_trained, masked_mean
-from policies.pretrained.checkpoint import Layout, PublishedWeights, load_published
+from policies.pretrained.checkpoint import SCALES, Layout, PublishedWeights, load_published
 from policies.pretrained.diffusion_policy.config import DiffusionPolicyConfig, UNetConfig
 from policies.pretrained.diffusion_policy.network import DiffusionTransformer, UNet
 from policies.pretrained.diffusion_policy.vision import ImageEncoder
@@ -37,8 +37,8 @@ LEROBOT = Layout(
         ("rgb_encoder.", "encoder."),
         ("unet.", "denoiser."),
     ),
-    # Positions of the spatial softmax, which follow from the image's size; scales, which come with the statistics.
-    dead=("rgb_encoder.pool.pos_grid", "diffusion.rgb_encoder.pool.pos_grid", "normalize_", "unnormalize_"),
+    # Positions of the spatial softmax, which follow from the image's size.
+    dead=("rgb_encoder.pool.pos_grid", "diffusion.rgb_encoder.pool.pos_grid", *SCALES),
 )
 
 

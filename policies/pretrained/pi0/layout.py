@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.pretrained.checkpoint import Layout
+from policies.pretrained.checkpoint import SCALES, Layout
 
 _PALIGEMMA = "paligemma_with_expert.paligemma."
 _EXPERT = "paligemma_with_expert.gemma_expert."
@@ -15,7 +15,7 @@ PI0 = Layout(
         (f"{_PALIGEMMA}model.language_model.", "language."),
         (f"{_EXPERT}model.", "expert."),
     ),
-    dead=(f"{_EXPERT}lm_head.", f"{_EXPERT}model.embed_tokens."),
+    dead=(f"{_EXPERT}lm_head.", f"{_EXPERT}model.embed_tokens.", *SCALES),
     aliases={f"{_PALIGEMMA}lm_head.weight": f"{_PALIGEMMA}model.language_model.embed_tokens.weight"},
     optional_prefix="model.",
 )

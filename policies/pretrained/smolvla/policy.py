@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from policies.policy import RobotSpec
-from policies.pretrained.checkpoint import Layout
+from policies.pretrained.checkpoint import SCALES, Layout
 from policies.pretrained.context import PrefixCache
 from policies.pretrained.flow_policy import FlowVLA
 from policies.pretrained.images import resize_with_pad
@@ -25,7 +25,7 @@ LEROBOT = Layout(
         (f"{_VLM}model.text_model.", "language."),
         ("vlm_with_expert.lm_expert.", "expert."),
     ),
-    dead=(f"{_VLM}lm_head.",),
+    dead=(f"{_VLM}lm_head.", *SCALES),
     optional_prefix="model.",
 )
 
