@@ -25,6 +25,7 @@ from policies.pretrained.flow_policy import cache_bytes
 from policies.pretrained.pi0.policy import Pi0
 from policies.pretrained.storage import GB, StorageConfig
 from policies.registry import build_policy
+from policies.residual.policy import ResidualConfig
 from sims.errors import UserError
 from sims.starts import StartSequence
 from tests.policies.encoding import encode
@@ -187,6 +188,19 @@ def test_a_folder_that_was_cloned_from_another_bundle_is_refused(tmp_path: Path)
     converted(tmp_path / "bundle", SMALL, state_dim=9)
     with pytest.raises(BundleError, match="made for another robot or simulator: state_dim 9, not"):
         imitate(experiment, tmp_path / "other", store=store)
+
+
+def test_imitate_says_that_it_adds_no_residual(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.set_num_threads(1)
+    store = demonstrations(tmp_path / "store", observe_every=3).path
+    start = Imitation(policy=SMALL, bc=BCConfig(steps=1, warmup=1, batch_size=8))
+    said = []
+    for residual in (None, ResidualConfig(hidden=(16,))):
+        experiment = Experiment(start=replace(start, residual=residual), device="cpu")
+        imitate(experiment, tmp_path / "out", store=store)
+        said.append(" ".join(capsys.readouterr().err.split()))
+    notice = "start.residual has no effect here: vla-rl train adds it to the cloned policy"
+    assert notice not in said[0] and notice in said[1]
 
 
 @pytest.mark.parametrize(

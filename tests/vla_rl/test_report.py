@@ -29,7 +29,7 @@ from vla_rl.report.page import stage_seconds
 from vla_rl.report.pieces import duration
 from vla_rl.report.run_data import Rate, difference, read_run
 from vla_rl.report.svg import Line, line_chart, smooth, ticks
-from vla_rl.report.table import comparison, print_bench, print_comparison, print_evaluation, print_runs
+from vla_rl.report.table import comparison, group_rows, print_bench, print_comparison, print_evaluation, print_runs
 from vla_rl.runners.evaluate import EpisodeResults
 from vla_rl.runs.listing import list_runs, summarize
 from vla_rl.runs.tracked import track_run
@@ -319,11 +319,21 @@ def test_runs_without_a_simulator_are_compared_by_what_they_imagine_and_say_so(t
     print_comparison(runs, console)
     text = console.export_text()
     assert "not finished" not in text
-    assert text.count("30.0 %") == text.count("80.0 % imagined") == 2
+    assert text.count("30.0 %") == 2 and text.count("80.0 % imagined") == 3  # of both, and of them together
     row = comparison(runs)[0]
     assert (row["before"], row["after"]) == (None, None)  # no success but an imagined one
     assert row["imagined"]["after"]["success"] == 0.8
-    assert check(write_comparison(runs, tmp_path / "compare.html")).text.count("imagined") == 2
+    assert check(write_comparison(runs, tmp_path / "compare.html")).text.count("imagined") == 3
+    for run, success in zip(runs, (0.2, 0.9), strict=True):
+        imagined = {"before": rate(0.1, 64), "after": rate(success, 64)}
+        (run / "result.json").write_text(json.dumps({"imagined": imagined}))
+    print_comparison(runs, console)
+    lines = console.export_text().splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["logs_1", "logs_0"]  # best first
+    (row,) = group_rows(runs)
+    assert row["imagined"] and row["interquartile_mean"] == pytest.approx(0.55)
+    known = [make_run(tmp_path / str(seed), seed=seed, videos=False) for seed in (0, 1)]
+    assert not group_rows(known)[0]["imagined"]
 
 
 @pytest.mark.parametrize(

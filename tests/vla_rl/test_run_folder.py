@@ -11,11 +11,12 @@ import torch
 from safetensors.numpy import load_file
 
 from policies.bundle import load_bundle, read_bundle_info
+from sims.errors import UserError
 from vla_rl.cli.main import main
 from vla_rl.runners.evaluate import locate
-from vla_rl.runs.listing import summarize
+from vla_rl.runs.listing import list_runs, summarize
 from vla_rl.runs.metrics import read_metrics
-from vla_rl.runs.run_dir import load_experiment
+from vla_rl.runs.run_dir import load_experiment, run_of
 
 TINY = Path(__file__).parents[1] / "data" / "tiny.yaml"
 FIRST, ALL = 2, 4  # iterations
@@ -116,6 +117,20 @@ def test_the_policy_of_a_run_that_has_begun_is_with_its_residual(tmp_path: Path)
     assert locate(tmp_path)[1] == tmp_path / "residual"
     (tmp_path / "bundle").mkdir()
     assert locate(tmp_path)[1] == tmp_path / "bundle"
+
+
+def test_a_config_of_something_else_above_a_bundle_makes_no_run(project: Path, tmp_path: Path) -> None:
+    bundle = shutil.copytree(project / "short" / "bundle", tmp_path / "models" / "arm")
+    (tmp_path / "config.yaml").write_text("model: llama\n")
+    with pytest.raises(UserError, match=r"neither a run folder nor a bundle inside one; .* give --sim CONFIG"):
+        locate(bundle)
+    run = copy(project, tmp_path)
+    (run / "imitation" / "config.yaml").write_text("model: llama\n")
+    for inside in ("bundle", "imitation/bundle"):
+        assert locate(run / inside) == (run, run / inside)
+        assert run_of(run / inside / "bundle.json") == run
+    assert str(run) in [found.path for found in list_runs(tmp_path)]
+    assert run_of(bundle) is None
 
 
 def test_an_evaluation_says_of_which_policy_it_is(

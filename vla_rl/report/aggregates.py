@@ -30,6 +30,11 @@ class Group:
     rate: Rate | None
     compute: ComputeFit | None
 
+    @property
+    def imagined(self) -> bool:
+        """Whether the success is that of imagined episodes: the runs have no simulator."""
+        return any(run.imagined for run in self.runs)
+
 
 def groups(runs: Sequence[RunData]) -> list[Group]:
     """In the order of their first run."""
@@ -113,11 +118,13 @@ def _varies(key: str, settings: Sequence[Mapping[str, object]]) -> bool:
 
 
 def _rate(runs: Sequence[RunData]) -> Rate | None:
-    """Of the runs that are complete; each has a score per task, or one for all where tasks are not told apart.
+    """Of the runs that are complete, and of what is compared of them; each has a score per task, or one for all where
+    tasks are not told apart.
 
     Tasks that a run has no episodes of are left out. None for one run: it says nothing of others.
     """
-    complete = [(run.after.success, per_task(run, "rl")) for run in runs if run.after is not None]
+    compared = [(run.compared[1], per_task(run, "rl")) for run in runs]
+    complete = [(after.success, rates) for after, rates in compared if after is not None]
     if len(complete) < 2:
         return None
     tasks = [task for task in complete[0][1] if all(task in rates for _, rates in complete)]

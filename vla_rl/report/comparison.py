@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from vla_rl.report.aggregates import groups
+from vla_rl.report.aggregates import Group, groups
 from vla_rl.report.page import FEATURED
 from vla_rl.report.pieces import (
     ABSENT,
@@ -80,7 +80,7 @@ def _groups_table(runs: Sequence[RunData]) -> str:
         return ""
     rows = "".join(
         f'<tr><td>{escape(group.name)}</td><td class="n">{len(group.runs)}</td>'
-        f'<td class="n">{rate_cell(group.rate)}</td><td>{escape(str(group.compute or ""))}</td></tr>'
+        f'<td class="n">{_group_rate(group)}</td><td>{escape(str(group.compute or ""))}</td></tr>'
         for group in found
     )
     head = (
@@ -93,6 +93,10 @@ def _groups_table(runs: Sequence[RunData]) -> str:
         "compute: a sigmoid through the validations (Khatri et al. 2025), with the interval of where it ends."
     )
     return f'<div class="card wide"><table>{head}{rows}</table><p class="soft">{note}</p></div>'
+
+
+def _group_rate(group: Group) -> str:
+    return rate_cell(group.rate) + " imagined" * (group.imagined and group.rate is not None)
 
 
 def _final_charts(runs: Mapping[str, RunData], colors: Mapping[str, int]) -> str:

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from vla_rl.report.aggregates import groups
 from vla_rl.report.comparison import unique_names
 from vla_rl.report.pieces import duration
-from vla_rl.report.run_data import Rate, difference, read_run
+from vla_rl.report.run_data import Rate, RunData, difference, read_run
 from vla_rl.runs.listing import RunSummary
 
 
@@ -105,7 +105,10 @@ def comparison(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def group_rows(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
-    """[{group, runs, interquartile_mean, interval, compute}] of the runs that differ in their seed alone."""
+    """[{group, runs, interquartile_mean, interval, imagined, compute}] of the runs that differ in their seed alone.
+
+    ``imagined``: whether it is the success of imagined episodes.
+    """
     found = groups([read_run(run_dir) for run_dir in run_dirs])
     return [
         {
@@ -113,6 +116,7 @@ def group_rows(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
             "runs": len(group.runs),
             "interquartile_mean": None if group.rate is None else group.rate.success,
             "interval": None if group.rate is None else [group.rate.low, group.rate.high],
+            "imagined": group.imagined,
             "compute": None if group.compute is None else asdict(group.compute),
         }
         for group in found
@@ -120,14 +124,16 @@ def group_rows(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def print_comparison(run_dirs: Sequence[Path], console: Console | None = None) -> None:
-    """Final success of every run, best first; runs without a final evaluation last."""
+    """Final or imagined success of every run, best first; runs without a final evaluation last."""
     runs = [read_run(run_dir) for run_dir in run_dirs]
     columns = ("before", "after", "95 % interval", "gain", "95 % interval", "wall time")
     table = Table(Column("run", overflow="fold"), *columns, box=None, pad_edge=False)
-    named = sorted(
-        zip(unique_names(runs), runs, strict=True), key=lambda pair: -(pair[1].after.success if pair[1].after else -1)
-    )
-    for name, run in named:
+
+    def success(pair: tuple[str, RunData]) -> float:
+        after = pair[1].compared[1]
+        return -1.0 if after is None else after.success
+
+    for name, run in sorted(zip(unique_names(runs), runs, strict=True), key=success, reverse=True):
         before, after = run.compared
         cells = ["", "not finished", "", "", ""]
         if before and after:
@@ -144,8 +150,10 @@ def print_comparison(run_dirs: Sequence[Path], console: Console | None = None) -
     heads = ("runs", "interquartile mean", "95 % interval", "with more compute")
     together = Table(Column("differ in their seed", overflow="fold"), *heads)
     for group in found:
-        success = ("", "") if group.rate is None else (_percent(group.rate.success), _interval(group.rate))
-        together.add_row(escape(group.name), str(len(group.runs)), *success, str(group.compute or ""))
+        cells = ["", ""]
+        if group.rate is not None:
+            cells = [_percent(group.rate.success) + " imagined" * group.imagined, _interval(group.rate)]
+        together.add_row(escape(group.name), str(len(group.runs)), *cells, str(group.compute or ""))
     console.print(together)
 
 

@@ -42,7 +42,7 @@ from vla_rl.rollouts.collector import put
 from vla_rl.rollouts.failures import Restarts
 from vla_rl.runners.controls import make_change, why_not
 from vla_rl.runs.progress import progress
-from vla_rl.runs.run_dir import experiment_device, load_experiment
+from vla_rl.runs.run_dir import CONFIG_FILE, experiment_device, load_experiment, run_of
 
 DEFAULT_EPISODES = 200
 
@@ -252,7 +252,7 @@ def evaluate_path(
     default on all starts that it publishes. The benchmark's table of scores is of its protocol alone.
     """
     bundle, sim = path, None if experiment is None else experiment.sim
-    if experiment is None or (path / "config.yaml").exists():
+    if experiment is None or (path / CONFIG_FILE).exists():
         run_dir, bundle = locate(path)
         if path == run_dir and bundle != run_dir / "bundle":
             print(f"{path} is not complete: this is its policy before reinforcement, {bundle}", file=sys.stderr)
@@ -323,12 +323,11 @@ def join_suites(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def locate(path: Path) -> tuple[Path, Path]:
     """(run folder, bundle) of a run or a bundle inside one. UserError if there is neither."""
-    if (path / "config.yaml").exists():
+    if (path / CONFIG_FILE).exists():
         for bundle in (path / "bundle", path / "residual", path / "imitation" / "bundle"):
             if bundle.exists():
                 return path, bundle
         raise UserError(f"{path} has no bundle yet; go on with: vla-rl train ... --run-dir {path} --resume")
-    for parent in path.resolve().parents:
-        if (parent / "config.yaml").exists():
-            return parent, path
+    if (run := run_of(path)) is not None:
+        return run, path
     raise UserError(f"{path} is neither a run folder nor a bundle inside one; for any other bundle give --sim CONFIG")

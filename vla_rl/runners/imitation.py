@@ -24,6 +24,7 @@ from vla_rl.algorithms.bc import BC, BCConfig
 from vla_rl.config.experiment import Experiment, FromBundle, Imitation
 from vla_rl.rewards.bundle import progress_sha256
 from vla_rl.runners.fit import fit_folder, run_fit, settings_of_fit
+from vla_rl.runs.progress import console
 from vla_rl.runs.run_dir import experiment_device, git_revision
 from world_models.data.clip import LEARNED_FROM
 
@@ -39,6 +40,8 @@ def imitate(experiment: Experiment, folder: Path, *, store: Path | None) -> Path
     start, device = experiment.start, experiment_device(experiment)
     if (store := store or start.store) is None:
         raise UserError("imitate needs episodes: give --store STORE, or start.store in the configuration")
+    if start.residual is not None:
+        console.print("start.residual has no effect here: vla-rl train adds it to the cloned policy")
     if isinstance(start, Imitation):
         given, policy = None, new_policy(start, recorded_robot(store), seed=experiment.seed, device=device)
     else:

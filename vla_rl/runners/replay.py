@@ -13,7 +13,7 @@ from vla_rl.config.environments import make_env
 from vla_rl.rollouts.experience import Experience
 from vla_rl.runners.reinforce import load_algorithm
 from vla_rl.runs.checkpoint import load_tree
-from vla_rl.runs.run_dir import experiment_device, load_experiment
+from vla_rl.runs.run_dir import experiment_device, load_experiment, run_of
 
 
 def replay(path: Path) -> dict[str, Any]:
@@ -37,8 +37,7 @@ def replay(path: Path) -> dict[str, Any]:
 
 def _repeat(path: Path, record: dict[str, Any]) -> str:
     folder = path.resolve().parent.parent
-    run_dir = next((parent for parent in (folder, *folder.parents) if (parent / "config.yaml").exists()), folder)
-    experiment = load_experiment(run_dir)
+    experiment = load_experiment(run_of(folder) or folder)
     env = make_env(experiment.sim)
     try:
         algorithm = load_algorithm(experiment, env, folder / record["start"], experiment_device(experiment))

@@ -15,7 +15,7 @@ from sims.errors import UserError
 from vla_rl.runs.metrics import count_iterations, read_metrics
 from vla_rl.runs.quarantine import QUARANTINE
 from vla_rl.runs.result import RESULT_FILE, read_result
-from vla_rl.runs.run_dir import CONFIG_FILE, LOCK_FILE, read_stages
+from vla_rl.runs.run_dir import COMMAND_FILE, LOCK_FILE, is_run, read_stages
 
 State = Literal["running", "finished", "failed", "stopped", "damaged"]
 NESTING = 3  # folders below the one that is given
@@ -82,7 +82,7 @@ def state_of(run_dir: Path) -> State:
         return "running"
     if (run_dir / RESULT_FILE).exists():
         return "finished"
-    command = run_dir / "command.txt"  # each start writes it
+    command = run_dir / COMMAND_FILE  # each start writes it
     started_ns = command.stat().st_mtime_ns if command.exists() else 0
     quarantined = (path.stat().st_mtime_ns for path in run_dir.rglob(f"{QUARANTINE}/*.safetensors"))
     failed = (run_dir / "traceback.txt").exists() or any(mtime_ns >= started_ns for mtime_ns in quarantined)
@@ -90,7 +90,7 @@ def state_of(run_dir: Path) -> State:
 
 
 def _run_dirs(folder: Path, nesting: int = NESTING) -> Iterator[Path]:
-    if (folder / CONFIG_FILE).is_file() and (folder / "command.txt").is_file():
+    if is_run(folder):
         yield folder
     elif nesting and folder.is_dir():
         for inside in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):

@@ -11,6 +11,7 @@ from pathlib import Path
 from sims.errors import RunFailure
 from sims.numbers.finite import NotFinite
 from vla_rl.runs.checkpoint import latest_checkpoint, save_tree
+from vla_rl.runs.run_dir import COMMAND_FILE, run_of
 
 QUARANTINE = "quarantine"
 
@@ -37,6 +38,6 @@ def quarantine(folder: Path, unit: str, number: int, *, start: Path | None = Non
 def _next_step(folder: Path, path: Path) -> str:
     last = latest_checkpoint(folder / "checkpoints")
     kept = f"the last finite checkpoint is {last}" if last is not None else "there is no checkpoint yet"
-    run = next((parent for parent in (folder, *folder.parents) if (parent / "command.txt").exists()), None)
-    again = "" if run is None else f"; to repeat it from there: {(run / 'command.txt').read_text().strip()} --resume"
+    run = run_of(folder)
+    again = "" if run is None else f"; to repeat it from there: {(run / COMMAND_FILE).read_text().strip()} --resume"
     return f"The batch is kept; see it with: {shlex.join(['vla-rl', 'replay', str(path)])}; {kept}{again}"

@@ -24,7 +24,7 @@ from vla_rl.runs.progress import console
 from vla_rl.runs.result import RESULT_FILE
 from vla_rl.runs.watchdog import watched
 
-CONFIG_FILE, STAGES_FILE, CHECKPOINTS = "config.yaml", "stages.json", "checkpoints"
+CONFIG_FILE, COMMAND_FILE, STAGES_FILE, CHECKPOINTS = "config.yaml", "command.txt", "stages.json", "checkpoints"
 LOCK_FILE = ".lock"
 FIT_NOTE = "fitted_to.json"  # what a fit in the folder depends on (vla_rl/runners/fit.py)
 SWEEP_FILE = "sweep.yaml"
@@ -186,7 +186,7 @@ def open_run(experiment: Experiment, directory: Path, *, resume: bool, command: 
             (directory / name).unlink(missing_ok=True)
         kept = {name: result for name, result in read_stages(directory).items() if name not in repeated}
         write_json(directory / STAGES_FILE, kept)
-    (directory / "command.txt").write_text(command + "\n")
+    (directory / COMMAND_FILE).write_text(command + "\n")
     (directory / "traceback.txt").unlink(missing_ok=True)
     save_config(experiment, directory / CONFIG_FILE)
     _note_device(directory / "device.txt", device)
@@ -242,6 +242,17 @@ def read_stages(directory: Path) -> dict[str, dict[str, Any]]:
     if not isinstance(stages, dict) or not all(isinstance(stage, dict) for stage in stages.values()):
         raise UserError(f"{path} does not hold stages by name; delete it, and --resume repeats the stages of the run")
     return stages
+
+
+def is_run(folder: Path) -> bool:
+    """Whether this is the folder of a run: CONFIG_FILE alone may be of anything."""
+    return (folder / CONFIG_FILE).is_file() and (folder / COMMAND_FILE).is_file()
+
+
+def run_of(path: Path) -> Path | None:
+    """The innermost folder of a run that is ``path`` or holds it, None where there is none."""
+    path = path.resolve()
+    return next((folder for folder in (path, *path.parents) if is_run(folder)), None)
 
 
 def load_experiment(directory: Path) -> Experiment:
