@@ -70,3 +70,13 @@ def test_few_runs_or_a_wide_interval_predict_nothing_beyond() -> None:
         early.predict(100_000.0)
     assert early.predict(60_000.0) == pytest.approx(TRUE.at(60_000.0), abs=0.15)
     assert compute_fit([run_of([0.5, 0.6])]) is None
+
+
+def test_a_curve_that_has_not_bent_yet_predicts_nothing_however_well_the_runs_agree() -> None:
+    """All draws of a bootstrap make the same error: a narrow interval does not show that the asymptote is known."""
+    early = compute_fit([curve(0.001, seed, points=12) for seed in range(5)])
+    assert early is not None and early.interval[1] - early.interval[0] < 0.1
+    assert early.known == 120_000 and 4 * early.curve.middle > early.known
+    assert "not predicted: the curve has not flattened: half of its rise takes 4" in str(early)
+    with pytest.raises(ValueError, match=r"at least 4 times as many that are needed 1\.2e\+05 are known"):
+        early.predict(200_000.0)

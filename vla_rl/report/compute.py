@@ -12,6 +12,7 @@ from vla_rl.report.run_data import RunData
 
 FEWEST_POINTS, FEWEST_RUNS = 6, 3
 FARTHEST, WIDEST = 4.0, 0.1  # times the compute that is known; interval of the asymptote
+FLATTENED = 4.0  # times the fitted middle: before it all draws of a bootstrap make the same error, and agree
 FIRST = 0.05  # share of the compute whose points are left out: they are noise around the start
 DRAWS = 200
 EXPONENTS = np.geomspace(0.25, 8.0, 24)
@@ -35,8 +36,9 @@ class Sigmoid:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeFit:
-    """``interval``: of the asymptote, 95 %, a bootstrap over runs. ``known``: largest compute of a validation.
+    """``interval``: of the asymptote, the middle 95 % of a bootstrap over runs, which few runs make too narrow.
 
+    ``known``: largest compute of a validation.
     ``refused``: why nothing beyond ``known`` is predicted, "" where up to FARTHEST times it may be.
     """
 
@@ -102,19 +104,21 @@ def compute_fit(runs: Sequence[RunData]) -> ComputeFit | None:
         chosen = np.concatenate([curves[i] for i in rng.integers(len(curves), size=len(curves))])
         drawn.append(fit_sigmoid(chosen[:, 0], chosen[:, 1]).asymptote)
     low, high = bootstrap_interval(np.array(drawn)) if drawn else (0.0, 1.0)
-    return ComputeFit(
-        curve=fit_sigmoid(every[:, 0], every[:, 1]),
-        interval=(low, high),
-        known=float(known),
-        refused=_refusal(len(curves), high - low),
-    )
+    curve = fit_sigmoid(every[:, 0], every[:, 1])
+    refused = _refusal(len(curves), high - low, curve.middle, known)
+    return ComputeFit(curve=curve, interval=(low, high), known=float(known), refused=refused)
 
 
-def _refusal(runs: int, width: float) -> str:
+def _refusal(runs: int, width: float, middle: float, known: float) -> str:
     if runs < FEWEST_RUNS:
         return f"{runs} of the {FEWEST_RUNS} runs with other seeds that an interval needs"
     if width > WIDEST:
         return f"the asymptote is known to {100 * width:.0f} points only, {100 * WIDEST:.0f} are allowed"
+    if known < FLATTENED * middle:
+        return (
+            f"the curve has not flattened: half of its rise takes {middle:.2g} control steps, and of the at least "
+            f"{FLATTENED:g} times as many that are needed {known:.2g} are known"
+        )
     return ""
 
 
