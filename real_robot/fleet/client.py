@@ -5,6 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from real_robot.fleet.messages import CHANGES, ORDERS, REPORT, Orders, Received,
 from sims.errors import UserError
 
 TIMEOUT_S = 10.0
+BLOCK_BYTES = 1 << 20
 _RECEIVED: TypeAdapter[Received] = TypeAdapter(Received)
 
 
@@ -55,20 +59,38 @@ class HubClient:
     def bundle_file(self, sha256: str, name: str) -> bytes:
         return self._ask("GET", f"/robots/bundles/{sha256}/{name}")
 
+    def add_bundle_file(self, sha256: str, name: str, data: bytearray, until_s: float) -> bool:
+        """Adds to ``data`` what follows in this file of a bundle; whether it is all there, before ``until_s``.
+
+        What came stays in ``data`` where the connection fails.
+        """
+        path, headers = f"/robots/bundles/{sha256}/{name}", {"Range": f"bytes={len(data)}-"}
+        with self._answer("GET", path, headers=headers) as answer:
+            size = int(answer.getheader("Content-Range", "").rpartition("/")[2])
+            while len(data) < size and time.monotonic() < until_s:
+                block = answer.read1(BLOCK_BYTES)
+                if not block:
+                    raise http.client.IncompleteRead(b"", size - len(data))
+                data += block
+        return len(data) == size
+
     def _ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        with self._answer(method, path, body) as answer:
+            return answer.read()
+
+    @contextmanager
+    def _answer(
+        self, method: str, path: str, body: bytes | None = None, *, headers: Mapping[str, str] | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
         address, token = self._read()
-        connection = _connect(address)
-        try:
-            connection.request(method, path, body, {"Authorization": f"Bearer {token}"})
+        with closing(_connect(address)) as connection:
+            connection.request(method, path, body, {"Authorization": f"Bearer {token}", **(headers or {})})
             answer = connection.getresponse()
-            content = answer.read()
-        finally:
-            connection.close()
-        if answer.status != 200:
-            said = content[:200].decode(errors="replace").strip()
-            refused = Unacceptable if answer.status == HTTPStatus.UNPROCESSABLE_ENTITY else HubRefused
-            raise refused(f"the hub answered {answer.status}: {said}")
-        return content
+            if answer.status not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
+                said = answer.read()[:200].decode(errors="replace").strip()
+                refused = Unacceptable if answer.status == HTTPStatus.UNPROCESSABLE_ENTITY else HubRefused
+                raise refused(f"the hub answered {answer.status}: {said}")
+            yield answer
 
     def _read(self) -> tuple[str, str]:
         try:

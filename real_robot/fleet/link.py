@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from policies.bundle import MANIFEST, install_bundle, read_bundle_info, tensors_name
+from policies.bundle import install_bundle, read_bundle_info
+from real_robot.fleet.bundle_fetch import BundleFetch
 from real_robot.fleet.client import HubClient
 from real_robot.fleet.messages import Orders, report_of
 from real_robot.fleet.outbox import Outbox
@@ -20,7 +21,7 @@ from real_robot.serving.versions import Versions
 from sims.errors import UserError
 
 PERIOD_S, MAX_WAIT_S = 1.0, 20.0
-DELIVER_S = 1.0  # then the hub hears how the robot is
+TRANSFER_S = 1.0  # fetching, and delivering; then the hub hears how the robot is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +42,8 @@ class FleetLink:
 
     def __init__(self, robot: LinkedRobot, join: Path) -> None:
         self._robot, self._hub = robot, HubClient(join)
-        self._outbox = Outbox(robot.folder, self._hub)
-        self._wants_page = True
+        self._outbox, self._fetch = Outbox(robot.folder, self._hub), BundleFetch(self._hub)
+        self._wants_page, self._failures = True, 0  # in a row to reach the hub
         self._said = self._refused = ""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
@@ -53,21 +54,22 @@ class FleetLink:
         self._thread.join()
 
     def exchange(self) -> bool:
-        """Once everything; whether nothing is left to deliver."""
+        """Once everything; whether nothing is left to fetch or deliver."""
         orders = self._report()
+        self._failures = 0
         self._follow(orders)
-        return self._outbox.deliver(time.monotonic() + DELIVER_S)
+        fetched = self._fetch_version(orders.version)
+        return self._outbox.deliver(time.monotonic() + TRANSFER_S) and fetched
 
     def _run(self) -> None:
-        wait_s, failures = 0.0, 0
+        wait_s = 0.0
         while not self._closing.wait(wait_s):
             try:
-                done = self.exchange()
-                wait_s, failures = PERIOD_S if done else 0.0, 0
+                wait_s = PERIOD_S if self.exchange() else 0.0
                 self._say("connected to the fleet")
             except (OSError, http.client.HTTPException, ValueError, UserError) as error:
-                failures += 1
-                wait_s = min(MAX_WAIT_S, PERIOD_S * 2 ** (failures - 1)) * random.uniform(0.5, 1.0)
+                self._failures += 1
+                wait_s = min(MAX_WAIT_S, PERIOD_S * 2 ** (self._failures - 1)) * random.uniform(0.5, 1.0)
                 self._say(f"the fleet's hub: {error or type(error).__name__}")
 
     def _report(self) -> Orders:
@@ -84,21 +86,32 @@ class FleetLink:
         for version in orders.rolled_back:
             if done := robot.versions.report_fault(version, "for the whole fleet"):
                 print(done, file=sys.stderr, flush=True)
-        if read_bundle_info(robot.folder / "bundle").sha256 != orders.version:
-            self._install(orders.version)
         robot.pause(orders.paused)
 
-    def _install(self, version: str) -> None:
-        """Where the robot takes it up, unless it was rolled back here; that is said once."""
+    def _fetch_version(self, newest: str) -> bool:
+        """Go on towards where the robot takes up the version ``newest``; whether there is nothing to fetch.
+
+        One that was rolled back here is not fetched; that is said once.
+        """
+        robot = self._robot
+        if read_bundle_info(robot.folder / "bundle").sha256 == newest:
+            self._fetch.forget()
+            return True
+        version = self._fetch.version or newest
         try:
-            self._robot.versions.check(version)
+            robot.versions.check(version)
         except ValueError as error:
+            self._fetch.forget()
             if version != self._refused:
                 self._refused = version
                 print(f"the fleet's policy is not served: {error}", file=sys.stderr, flush=True)
-            return
-        manifest, tensors = (self._hub.bundle_file(version, name) for name in (MANIFEST, tensors_name(version)))
-        install_bundle(self._robot.folder / "bundle", manifest=manifest, tensors=tensors)
+            return version == newest
+        fetched = self._fetch.go_on(version, time.monotonic() + TRANSFER_S)
+        if fetched is None:
+            return False
+        manifest, tensors = fetched
+        install_bundle(robot.folder / "bundle", manifest=manifest, tensors=tensors)
+        return version == newest
 
     def _say(self, message: str) -> None:
         if message != self._said:

@@ -20,12 +20,13 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
 
-from benchmarks.fleet import Fleet
+from benchmarks.fleet import Fleet, Proxy
 from episodes.overlays import append_changes, read_changes
 from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore
 from policies.bundle import BundleError, BundleInfo, install_bundle, read_bundle_info, save_bundle
 from real_robot.corrections.web import Address
+from real_robot.fleet.bundle_fetch import BundleFetch
 from real_robot.fleet.client import HubClient, HubRefused
 from real_robot.fleet.deliveries import DamagedDelivery, Deliveries
 from real_robot.fleet.hub import Hub
@@ -255,6 +256,43 @@ def test_an_episode_of_which_the_hub_kept_other_bytes_is_sent_again_from_its_beg
         assert outbox.waiting() == []
     with EpisodeStore(tmp_path / "episodes") as store:
         assert store.file(id).read_bytes() == data
+
+
+class CutsEveryConnection(random.Random):
+    """For a Proxy: each connection ends after 100,000 bytes."""
+
+    def random(self) -> float:
+        return 0.05
+
+    def randint(self, a: int, b: int) -> int:
+        return 100_000
+
+
+def test_a_bundle_is_fetched_over_connections_that_all_break(tmp_path: Path) -> None:
+    publish(tmp_path, 0)
+    info = read_bundle_info(tmp_path / "bundle")
+    with serving_fleet(tmp_path, address=HUB, max_behind=3):
+        join = json.loads((tmp_path / JOIN).read_text())
+        proxy = Proxy(urlsplit(join["address"]).port or 0, CutsEveryConnection())
+        proxy.disturbs = True
+        (tmp_path / "join").write_text(json.dumps(join | {"address": f"http://127.0.0.1:{proxy.port}"}))
+        fetch, broken, fetched = BundleFetch(HubClient(tmp_path / "join")), 0, None
+        while fetched is None:
+            try:
+                fetched = fetch.go_on(info.sha256, time.monotonic() + 60)
+            except (OSError, http.client.HTTPException):
+                broken += 1
+                assert broken < 10 and fetch.version == info.sha256
+        proxy.close()
+        manifest, tensors = fetched
+        assert broken >= 2 and fetch.version == ""
+        install_bundle(tmp_path / "installed", manifest=manifest, tensors=tensors)
+        assert read_bundle_info(tmp_path / "installed") == info
+        direct = BundleFetch(HubClient(tmp_path / JOIN))
+        assert direct.go_on(info.sha256, time.monotonic()) is None and direct.version == info.sha256
+        with pytest.raises(HubRefused, match="no such bundle"):
+            direct.go_on("0" * 64, time.monotonic() + 60)
+        assert direct.version == ""
 
 
 def test_an_undo_that_is_delivered_later_takes_back_the_line_at_the_hub(tmp_path: Path):

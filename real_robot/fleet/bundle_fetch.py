@@ -1,0 +1,39 @@
+"""A published bundle on its way from the hub to a robot."""
+
+from __future__ import annotations
+
+from policies.bundle import MANIFEST, tensors_name
+from real_robot.fleet.client import HubClient, HubRefused
+
+
+class BundleFetch:
+    """One version at a time, with what came of it so far: a connection that breaks loses none of it.
+
+    A version that was begun is finished although a newer one is there; over a slow link none would ever be whole.
+    """
+
+    def __init__(self, hub: HubClient) -> None:
+        self._hub = hub
+        self.forget()
+
+    def forget(self) -> None:
+        self.version, self._tensors = "", bytearray()  # "": none was begun
+
+    def go_on(self, version: str, until_s: float) -> tuple[bytes, bytes] | None:
+        """Manifest and weights of the bundle, None where they are not all there before ``until_s`` (monotonic).
+
+        Raises what ``HubClient`` raises; HubRefused where the hub does not keep the version any more.
+        """
+        if version != self.version:
+            self.forget()
+        self.version = version
+        try:
+            if not self._hub.add_bundle_file(version, tensors_name(version), self._tensors, until_s):
+                return None
+            manifest = self._hub.bundle_file(version, MANIFEST)
+        except HubRefused:
+            self.forget()
+            raise
+        tensors = bytes(self._tensors)
+        self.forget()
+        return manifest, tensors
