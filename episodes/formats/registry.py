@@ -37,7 +37,9 @@ FORMATS: dict[str, Format] = {
 
 
 def find_recordings(source: Path) -> Iterator[Found]:
-    """The episodes of ``source`` in order. Raises EpisodeError if it has none of ``FORMATS``."""
+    """The episodes of ``source`` in order. Raises EpisodeError if it does not exist or has none of ``FORMATS``."""
+    if not source.exists():
+        raise EpisodeError(f"{source}: no such file")
     for format in FORMATS.values():
         if format.matches(source):
             return format.find(source)

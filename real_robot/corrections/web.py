@@ -74,7 +74,8 @@ def listen(address: Address) -> socket.socket:
         listening.bind((address.host, address.port))
     except OSError as error:
         listening.close()
-        raise UserError(f"cannot listen on {address.host}:{address.port}: {error.strerror}") from None
+        where = f"{address.host}:{address.port}"
+        raise UserError(f"cannot listen on {where}: {error.strerror}; choose another --host or --port") from None
     return listening
 
 

@@ -12,5 +12,5 @@ def require_ros() -> None:
     if find_spec("rclpy") is None:
         raise RobotError(
             "this Python has no rclpy. On a ROS 2 machine: source /opt/ros/<distribution>/setup.bash first; "
-            "elsewhere: tests/ros/install.sh makes .venv-ros, and .venv-ros/bin/vla-rl has it"
+            "elsewhere, in a checkout: make ros makes .venv-ros, and .venv-ros/bin/vla-rl has it"
         )

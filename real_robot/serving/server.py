@@ -24,6 +24,7 @@ from real_robot.serving.limits import Turns, max_frame_bytes
 from real_robot.serving.protocol import is_loopback
 from real_robot.serving.session import ClientSession, ServerMetrics
 from real_robot.serving.versions import Versions
+from sims.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,19 +60,22 @@ class PolicyServer:
 
     async def __aenter__(self) -> PolicyServer:
         config = self.config
-        self._server = await serve(
-            self._serve_client,
-            config.host,
-            config.port,
-            process_request=self._admit,
-            max_size=max_frame_bytes(self.versions.current.hello),
-            max_queue=1,
-            ssl=config.tls,
-            compression=None,
-            ping_interval=5,
-            ping_timeout=10,
-            close_timeout=2,  # a client that does not end its side keeps its place for so long
-        )
+        try:
+            self._server = await serve(
+                self._serve_client,
+                config.host,
+                config.port,
+                process_request=self._admit,
+                max_size=max_frame_bytes(self.versions.current.hello),
+                max_queue=1,
+                ssl=config.tls,
+                compression=None,
+                ping_interval=5,
+                ping_timeout=10,
+                close_timeout=2,  # a client that does not end its side keeps its place for so long
+            )
+        except OSError as error:
+            raise UserError(f"cannot serve: {error.strerror}; choose another --host or --port") from error
         return self
 
     async def __aexit__(self, *exception: object) -> None:

@@ -514,6 +514,7 @@ def test_files_of_other_formats_and_incomplete_ones_are_refused(tmp_path: Path) 
         ("notes.txt", "nor a robomimic file"),
         ("damaged.hdf5", "cannot be read as HDF5"),
         ("missing.hdf5", "missing.hdf5: no such file$"),
+        ("missing", "missing: no such file$"),
     ):
         with pytest.raises(EpisodeError, match=message):
             imported(tmp_path / name, tmp_path)

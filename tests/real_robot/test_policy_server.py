@@ -24,8 +24,9 @@ from real_robot.images import fit_image
 from real_robot.serving.backends import PolicyBackend
 from real_robot.serving.client import Answer, PolicyClient
 from real_robot.serving.protocol import ActRequest, Chunk, Hello, Refused, WireError, pack, pack_map, unpack, unpack_map
-from real_robot.serving.server import PolicyServer, ServerConfig
+from real_robot.serving.server import PolicyServer, ServerConfig, run_server
 from real_robot.serving.versions import Versions
+from sims.errors import UserError
 from tests.real_robot.small_policies import other_robot, small_policy
 from tests.real_robot.test_policy_versions import served
 
@@ -131,6 +132,12 @@ def test_clients_of_openpi_are_served(server: PolicyServer) -> None:
         refusal = connection.recv()  # their client raises on text
         assert isinstance(refusal, str)
         assert "lacks ['observation/agent', 'prompt']" in refusal
+
+
+def test_a_port_that_another_program_uses_is_the_users_error(backend: PolicyBackend, server: PolicyServer) -> None:
+    config = ServerConfig(port=server.port, token=TOKEN)
+    with pytest.raises(UserError, match="address already in use; choose another --host or --port"):
+        asyncio.run(run_server(Versions(backend), config))
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,7 @@ def test_help_imports_nothing_heavy():
         (("eval", "runs/x", "--words", "blank"), "--words"),
         (("init", "torch"), "an installed package is called torch, which this one would hide; choose another name"),
         (("report", "nothing-here"), "nothing-here is not the folder of a run"),
+        (("sweep", "quickstart_short"), "no sweep quickstart_short comes with vla-rl; name a file that says which"),
         (("compare", "nothing-here"), "compare needs two or more run folders"),
     ],
 )

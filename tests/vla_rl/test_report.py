@@ -231,6 +231,13 @@ def test_the_list_of_runs_shows_whole_paths_where_there_is_little_room(tmp_path:
     assert "".join(line[:column].strip() for line in lines) == "".join(run.path for run in runs)
 
 
+def test_the_list_of_runs_is_a_line_per_run_in_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    runs = [summarize(make_run(tmp_path / "a_long_name_of_a_folder" / f"seed_{i}", videos=False)) for i in range(2)]
+    print_runs(runs)
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [run.path for run in runs]
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [

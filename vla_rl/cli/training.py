@@ -11,6 +11,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional, arg
 
+from sims.errors import UserError
 from sims.numbers.ranges import PositiveInt, Seed
 from vla_rl.cli.arguments import Json, load_experiment
 from vla_rl.cli.result import Result
@@ -70,10 +71,15 @@ class Sweep:
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def run(self) -> Result:
-        from vla_rl.config.packaged import find_config
+        from vla_rl.config.packaged import find_config, find_packaged
         from vla_rl.report.table import print_sweep
         from vla_rl.sweep.sweep import load_space, sweep
 
+        if self.sweep is None and find_packaged(self.space_file(), "sweeps") is None:
+            raise UserError(
+                f"no sweep {self.space_file()} comes with vla-rl; name a file that says which settings are searched: "
+                f"vla-rl sweep {self.config} SWEEP"
+            )
         space = load_space(find_config(self.config), self.overrides, find_config(self.space_file(), "sweeps"))
         result = sweep(space, self.run_folder(), resume=self.resume, command=self.command())
         return Result(result, result["page"], table=partial(print_sweep, result))

@@ -17,6 +17,14 @@ from vla_rl.report.pieces import duration
 from vla_rl.report.run_data import Rate, RunData, difference, read_run
 from vla_rl.runs.listing import RunSummary
 
+FILE_WIDTH = 10_000  # characters
+
+
+def for_stdout() -> Console:
+    """Of standard output; in a file or a pipe, which has no width, every row of a table stays one line."""
+    console = Console()
+    return console if console.is_terminal or console.is_jupyter else Console(width=FILE_WIDTH)
+
 
 def print_evaluation(result: Mapping[str, Any], console: Console | None = None) -> None:
     """``result`` as ``vla-rl eval --json`` prints it: overall, per task, and the exploring policy."""
@@ -28,7 +36,7 @@ def print_evaluation(result: Mapping[str, Any], console: Console | None = None) 
         rate = Rate.of(row)
         episodes = "" if rate.episodes is None else str(rate.episodes)
         table.add_row(escape(name), _percent(rate.success), _interval(rate), episodes)
-    console = console or Console()
+    console = console or for_stdout()
     console.print(table)
     if "score_table" in result:
         console.print("", result["score_table"], sep="\n", highlight=False, markup=False)
@@ -42,7 +50,7 @@ def print_runs(runs: Sequence[RunSummary], console: Console | None = None) -> No
         success = "" if run.success is None else _percent(run.success)
         cells = (escape(run.path), run.state, run.stage, str(run.iterations), success)
         table.add_row(*cells, f"{duration(run.age_s)} ago", f"{run.bytes / 1e6:.1f}")
-    console = console or Console()
+    console = console or for_stdout()
     console.print(table)
     for damage in (run.damage for run in runs if run.damage):
         console.print(damage, highlight=False, markup=False, soft_wrap=True)
@@ -142,7 +150,7 @@ def print_comparison(run_dirs: Sequence[Path], console: Console | None = None) -
             shown = _percent(after.success) + " imagined" * bool(run.imagined)
             cells = [_percent(before.success), shown, _interval(after), f"{100 * gain:+.0f}", gained]
         table.add_row(escape(name), *cells, duration(run.wall_s) if run.wall_s else "")
-    console = console or Console()
+    console = console or for_stdout()
     console.print(table)
     found = groups(runs)
     if len(found) == len(runs):
@@ -168,7 +176,7 @@ def print_sweep(result: Mapping[str, Any]) -> None:
         settings = [escape(f"{one:.4g}" if isinstance(one, float) else str(one)) for one in trial["settings"].values()]
         note = escape(trial["message"])
         table.add_row(str(trial["trial"]), trial["state"], value, *settings, duration(trial["seconds"]), note)
-    Console().print(table)
+    for_stdout().print(table)
 
 
 def print_bench(result: Mapping[str, Any], console: Console | None = None) -> None:
@@ -179,7 +187,7 @@ def print_bench(result: Mapping[str, Any], console: Console | None = None) -> No
         ratio = "" if row.get("ratio") is None else f"{row['ratio']:.3g}"
         against = "" if row.get("against") is None else str(row["against"])
         table.add_row(escape(row["name"]), f"{row['value']:.4g}", row["unit"], ratio, escape(against))
-    (console or Console()).print(table)
+    (console or for_stdout()).print(table)
 
 
 def _percent(value: float) -> str:

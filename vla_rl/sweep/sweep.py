@@ -79,9 +79,7 @@ class Sweep:
 
     def _trial(self, number: int) -> None:
         settings = self.trials.settings(number)
-        console.print(
-            f"trial {number} ({number + 1} of {self.space.config.trials}): {shown(settings)}", highlight=False
-        )
+        _say(f"trial {number} ({number + 1} of {self.space.config.trials}): {shown(settings)}")
         try:
             value = self._value(number, settings)
         except Pruned as reason:
