@@ -28,7 +28,7 @@ NAMES = {
     ),
     "corrections": ("success before", "success after", "success with as many demonstrations"),
     "corrections_latency": ("glass to glass p50", "input to command p50", "input to command p95"),
-    "fleet": ("lost episodes", "duplicated episodes"),
+    "fleet": ("lost episodes", "duplicated episodes", "hangs"),
     "chaos": ("lost episodes", "duplicated episodes", "hangs"),
     "ray": ("speed-up of 2 collectors", "asynchronous speed-up", "achieved / attainable"),
 }

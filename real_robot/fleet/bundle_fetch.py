@@ -17,7 +17,7 @@ class BundleFetch:
         self.forget()
 
     def forget(self) -> None:
-        self.version, self._tensors = "", bytearray()  # "": none was begun
+        self.version, self._manifest, self._tensors = "", b"", bytearray()  # "": none was begun
 
     def go_on(self, version: str, until_s: float) -> tuple[bytes, bytes] | None:
         """Manifest and weights of the bundle, None where they are not all there before ``until_s`` (monotonic).
@@ -28,12 +28,12 @@ class BundleFetch:
             self.forget()
         self.version = version
         try:
+            self._manifest = self._manifest or self._hub.bundle_file(version, MANIFEST)
             if not self._hub.add_bundle_file(version, tensors_name(version), self._tensors, until_s):
                 return None
-            manifest = self._hub.bundle_file(version, MANIFEST)
         except HubRefused:
             self.forget()
             raise
-        tensors = bytes(self._tensors)
+        fetched = self._manifest, bytes(self._tensors)
         self.forget()
-        return manifest, tensors
+        return fetched
