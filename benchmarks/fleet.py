@@ -403,7 +403,8 @@ def write(rows: Sequence[Row], settings: dict[str, float]) -> None:
 def total(what: str, rows: Sequence[Row]) -> Row:
     """Of all fleets."""
     counted = [one for one in rows if one["name"].startswith(what)]
-    return row(what, sum(one["value"] for one in counted), counted[0]["unit"], against=f"{len(counted)} fleet" + "s" * (len(counted) > 1))
+    of = f"{len(counted)} fleet" + "s" * (len(counted) > 1)
+    return row(what, sum(one["value"] for one in counted), counted[0]["unit"], against=of)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
