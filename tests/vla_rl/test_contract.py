@@ -190,7 +190,8 @@ def test_doctor_checks_this_machine_and_audits_a_run(
     assert {"train in a simulator", "from bundle to arm"} <= set(checks)
     for name in ("torch", "mujoco", "video", "memory", "log-prob"):
         assert checks[name]["status"] == "ok", checks[name]
-    assert re.fullmatch(r"recomputed .* by at most \d\.\de[+-]\d\d nats", checks["log-prob"]["detail"]), checks["log-prob"]
+    found_by_audit = checks["log-prob"]["detail"]
+    assert re.fullmatch(r"recomputed .* by at most \d\.\de[+-]\d\d nats", found_by_audit), found_by_audit
     for check in checks.values():
         assert set(check) == {"status", "detail", "fix"}
         assert check["status"] in ("ok", "missing")  # with a failed one the exit code is 1
