@@ -83,10 +83,11 @@ def typed(keys: str) -> Iterator[TextIO]:
         yield file
 
 
-def hold(key: str, person: TextIO, seconds: float) -> None:
-    """As a terminal repeats a key that is held."""
-    end_s = time.monotonic() + seconds
-    while time.monotonic() < end_s:
+def hold(key: str, person: TextIO, seconds: float, *, until: Callable[[], object] = lambda: True) -> None:
+    """As a terminal repeats a key that is held, so long at least, and ``until`` this has happened."""
+    began_s = time.monotonic()
+    while (held_s := time.monotonic() - began_s) < seconds or not until():
+        assert held_s < 60, f"{key} was held for a minute"
         print(key, end="", file=person, flush=True)
         time.sleep(0.03)
     time.sleep(0.5)
@@ -96,17 +97,17 @@ def hold(key: str, person: TextIO, seconds: float) -> None:
 def test_a_key_moves_its_joint_alone_where_actions_are_positions(servos: SimulatedServos, tmp_path: Path) -> None:
     with by_keys(without_leader(tmp_path)) as (session, person):
         session.begin("by hand", task="by hand")
-        hold("q", person, 1.0)
+        hold("q", person, 1.0, until=lambda: servos.goal[0] > POSE[0] + 5.0)
         first = servos.goal.copy()
         assert 5.0 < first[0] - POSE[0] < 60.0  # degrees; 44 per second
         np.testing.assert_allclose(first[1:], POSE[1:], atol=1e-3)
-        hold("s", person, 1.0)  # the next joint, the other way
+        hold("s", person, 1.0, until=lambda: servos.goal[1] < POSE[1] - 5.0)  # the next joint, the other way
         assert -60.0 < servos.goal[1] - POSE[1] < -5.0
         np.testing.assert_allclose(np.delete(servos.goal, 1), np.delete(first, 1), atol=1e-3)
         session.end(success=False)
         second = servos.goal.copy()
         session.begin("by hand", task="by hand")
-        hold("h", person, 1.0)
+        hold("h", person, 1.0, until=lambda: servos.goal[5] > second[5] + 1.0)
         assert servos.goal[5] > second[5] + 1.0
         np.testing.assert_allclose(servos.goal[:5], second[:5], atol=1e-3)
 
