@@ -23,7 +23,7 @@ from vla_rl.runners.imagination import Reinforce, Rounds, missed, not_measured, 
 from vla_rl.runners.imitation import recorded_robot
 from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips, open_clips_for
 from vla_rl.runs.progress import console
-from vla_rl.runs.run_dir import Run, evaluation_seconds, stage_seconds
+from vla_rl.runs.run_dir import COMMAND_FILE, Run, evaluation_seconds, stage_seconds
 from world_models.bundle import load_world_model
 from world_models.data.clip import Part
 from world_models.data.keyframes import Keyframes
@@ -162,5 +162,5 @@ def log_result(run: Run) -> dict[str, Any]:
             "reinforce": stage_seconds(run.dir, "reinforce"),
             "eval": evaluation_seconds(run.dir),
         },
-        "command": (run.dir / "command.txt").read_text().strip(),
+        "command": (run.dir / COMMAND_FILE).read_text().strip(),
     }

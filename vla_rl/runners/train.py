@@ -44,7 +44,15 @@ from vla_rl.runners.videos import write_task_videos
 from vla_rl.runs.failures import FailureLog
 from vla_rl.runs.progress import progress
 from vla_rl.runs.result import RESULT_FILE
-from vla_rl.runs.run_dir import Run, check_folder, evaluation_seconds, open_run, read_stages, stage_seconds
+from vla_rl.runs.run_dir import (
+    COMMAND_FILE,
+    Run,
+    check_folder,
+    evaluation_seconds,
+    open_run,
+    read_stages,
+    stage_seconds,
+)
 from vla_rl.runs.watchdog import watched
 
 
@@ -146,7 +154,7 @@ def improve(
 
 def clone_demonstrations(run: Run, env: VectorEnv, start: Imitation) -> dict[str, Any]:
     """The bundle of a policy cloned from demonstrations, which are recorded first where no store is given."""
-    store = start.store or run.demonstrations
+    (store,) = run.started_from
     if start.store is None:
         with run.stage("demonstrate") as stage:
             if stage.pending:
@@ -284,5 +292,5 @@ def simulated_result(run: Run) -> dict[str, Any]:
             "rl": stage_seconds(run.dir, "reinforce"),
             "eval": evaluation_seconds(run.dir),
         },
-        "command": (run.dir / "command.txt").read_text().strip(),
+        "command": (run.dir / COMMAND_FILE).read_text().strip(),
     }

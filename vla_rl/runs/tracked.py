@@ -13,11 +13,11 @@ from sims.errors import UserError
 from vla_rl.runs.failures import FAILURES_FILE
 from vla_rl.runs.metrics import METRICS_FILE
 from vla_rl.runs.result import RESULT_FILE
-from vla_rl.runs.run_dir import CONFIG_FILE, STAGES_FILE
+from vla_rl.runs.run_dir import COMMAND_FILE, CONFIG_FILE, STAGES_FILE
 
 LIST_FILE = "files.json"
 # Wherever they are in a run; MANIFEST: of a bundle, with the hash of its weights, revision and versions.
-KEPT = (CONFIG_FILE, "command.txt", "device.txt", STAGES_FILE, METRICS_FILE, RESULT_FILE, FAILURES_FILE, MANIFEST)
+KEPT = (CONFIG_FILE, COMMAND_FILE, "device.txt", STAGES_FILE, METRICS_FILE, RESULT_FILE, FAILURES_FILE, MANIFEST)
 
 
 def track_run(run_dir: Path, out: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from vla_rl.runners.checks import check_experiment
 from vla_rl.runners.train import learn, opened
 from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.progress import console
-from vla_rl.runs.run_dir import CONFIG_FILE, SWEEP_FILE, lock_folder, read_stages, stage_seconds
+from vla_rl.runs.run_dir import COMMAND_FILE, CONFIG_FILE, SWEEP_FILE, lock_folder, read_stages, stage_seconds
 from vla_rl.sweep.config import SweepConfig
 from vla_rl.sweep.space import Settings, Space, short, shown
 from vla_rl.sweep.study import STUDY_FILE, Pruned, Trials, check_optuna, open_trials
@@ -43,7 +43,7 @@ def sweep(space: Space, folder: Path, *, resume: bool, command: str) -> dict[str
     with lock_folder(folder):
         save_config(base, folder / EXPERIMENT_FILE)
         save_config(space.config, folder / SWEEP_FILE)  # last: where it is, --resume goes on
-        (folder / "command.txt").write_text(command + "\n")
+        (folder / COMMAND_FILE).write_text(command + "\n")
         with open_trials(folder, space.config, base) as trials:
             result = Sweep(space, folder, trials, command).run()
     if result["best"] is None:
