@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -48,6 +49,7 @@ class JointInput:
         ]
         self._residuals = LatestMessage(node, JointState, ros.residuals) if ros.residuals else None
         self._joints: dict[str, tuple[float, int, float]] = {}  # position, header stamp [ns], when measured [s]
+        self._lock = threading.Lock()  # the control thread measures, and so does who starts or records
         self.stamp_s = -math.inf
         self.problem = f"nothing received on {ros.joint_states}"
 
@@ -56,17 +58,18 @@ class JointInput:
 
         None before the first message and while joints are missing (``problem``).
         """
-        messages = [message for topic in self._topics for message in topic.take_new()]
-        for message in messages:
-            self._add(message)
-        if not self._joints and not messages:
-            return None
-        if missing := [name for name in self._names if name not in self._joints]:
-            self.problem = f"joint states lack {missing}"
-            return None
-        joints = [self._joints[name] for name in self._names]
-        self.stamp_s = min(stamp_s for _, _, stamp_s in joints)
-        return Measurement([q for q, _, _ in joints], self.stamp_s, self._external_torques())
+        with self._lock:
+            messages = [message for topic in self._topics for message in topic.take_new()]
+            for message in messages:
+                self._add(message)
+            if not self._joints and not messages:
+                return None
+            if missing := [name for name in self._names if name not in self._joints]:
+                self.problem = f"joint states lack {missing}"
+                return None
+            joints = [self._joints[name] for name in self._names]
+            self.stamp_s = min(stamp_s for _, _, stamp_s in joints)
+            return Measurement([q for q, _, _ in joints], self.stamp_s, self._external_torques())
 
     def _add(self, message: JointState) -> None:
         """A position is stamped by the older of header and receipt.

@@ -7,6 +7,7 @@ flooded topic delays the control loop. Needs rclpy.
 from __future__ import annotations
 
 import importlib
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -43,6 +44,7 @@ class LatestMessage:
         profile = qos or QoSProfile(depth=depth, reliability=ReliabilityPolicy.BEST_EFFORT)
         self._subscription = node.create_subscription(kind, topic, self._never, profile, callback_group=_Polled())
         self._last: tuple[Any, float] | None = None
+        self._lock = threading.Lock()  # messages that two threads take stay in order
 
     def take(self) -> tuple[Any, float] | None:
         """(message, when), or None before the first."""
@@ -53,7 +55,7 @@ class LatestMessage:
         """The messages received since the last call, oldest first; at most ``depth``."""
         handle = self._subscription.handle
         messages: list[Any] = []
-        with handle:
+        with self._lock, handle:
             while len(messages) < self._depth:
                 taken = handle.take_message(self._subscription.msg_type, False)
                 if taken is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
@@ -384,6 +386,41 @@ def test_joints_by_name_with_external_torques_that_must_stay_fresh(node: Any) ->
     assert not joints.fresh(5.0)
     assert joints.problem == "nothing received on /torques"
     joints.close()
+
+
+def test_messages_that_two_threads_take_stay_in_order(node: Any) -> None:
+    """As the control thread and whoever starts, records or shows the arm take them."""
+    from sensor_msgs.msg import JointState
+
+    from real_robot.ros.inputs import JointInput
+
+    ros = dataclasses.replace(ROBOT.ros, joint_states="/shared/states", residuals=None)
+    joints = JointInput(node, dataclasses.replace(ROBOT, ros=ros))
+    states = node.create_publisher(JointState, "/shared/states", 1)
+    names, problems, published = [axis.name for axis in ROBOT.limits.axes], set[str](), threading.Event()
+
+    def take() -> None:
+        while not published.is_set():
+            if joints.measure() is not None:
+                problems.add(joints.problem)
+
+    threads, interval_s = [threading.Thread(target=take) for _ in range(2)], sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        until_s = time.monotonic() + 2.0
+        while time.monotonic() < until_s:
+            message = JointState(name=names, position=[0.0] * len(names))
+            message.header.stamp = node.get_clock().now().to_msg()
+            states.publish(message)
+    finally:
+        published.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval_s)
+        joints.close()
+    assert problems == {""}
 
 
 def test_a_message_is_as_old_as_its_receipt_however_late_it_is_taken(node: Any) -> None:
