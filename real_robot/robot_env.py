@@ -22,7 +22,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -72,8 +72,8 @@ class RobotEnv:
             self._embodiment = robot.embodiment()
             robot.check_delay(config.action_delay, config.control_hz)
             # one is being taken, and those of the lead are sent
-            waiting = max(0, config.action_delay - round(robot.lead_steps(config.control_hz)) - 1)
-            self._actions = SteppedSource(waiting=waiting)
+            self._may_wait = max(0, config.action_delay - round(robot.lead_steps(config.control_hz)) - 1)
+            self._actions = SteppedSource(waiting=self._may_wait)
             loop = robot.control_loop(self._actions, self._embodiment, control_hz=config.control_hz)
         except (ValueError, OSError) as error:
             raise RobotError(str(error)) from error
@@ -148,7 +148,7 @@ class RobotEnv:
         reward = 0.0
         if not self._done:
             self._observation = None
-            self._moving = taken = self._actions.put(action[0].float().numpy(), self.config.timeout_s)
+            self._moving = taken = self._take(action[0].float().numpy())
             self._elapsed += 1
             timed_out = self._elapsed >= self.spec.max_steps
             if timed_out and taken:
@@ -192,10 +192,23 @@ class RobotEnv:
     def _done(self) -> bool:
         return self._result["terminated"] or self._result["truncated"]
 
+    def _take(self, action: Float32[np.ndarray, " A"]) -> bool:
+        """Whether the arm takes the action, after a pause of its measurements too: the loop then drops what waits, and
+        goes on by itself. Not so where earlier actions, which are recorded already, may have been dropped with it.
+        """
+        until_s = time.monotonic() + self.config.timeout_s
+        while self.control.loop.mode == "running" and (left_s := until_s - time.monotonic()) > 0.0:
+            if self._actions.put(action, left_s):
+                return True
+            if self._may_wait:
+                break
+        return False
+
     def _settle(self) -> None:
         """Wait until the action under way is executed; then the arm brakes."""
         if self._moving:
-            self._actions.finish(self.config.timeout_s)
+            if self.control.loop.mode == "running":
+                self._actions.finish(self.config.timeout_s)
             time.sleep(self._robot.lead_s)  # decided, but not yet executed
             self._moving = False
 

@@ -22,7 +22,7 @@ class SteppedSource:
     def __init__(self, *, waiting: int = 0) -> None:
         self._changed, self._may_wait = threading.Condition(), waiting
         self._waiting: deque[Action] = deque()
-        self._num_taken = self._num_idle = 0
+        self._num_taken = self._num_idle = self._num_cleared = 0
 
     def action(self, tick: int, measured: Measurement, lead_ticks: int) -> Action | None:
         with self._changed:
@@ -38,19 +38,25 @@ class SteppedSource:
     def clear(self) -> None:
         with self._changed:
             self._waiting.clear()
+            self._num_cleared += 1
+            self._changed.notify_all()
 
     def put(self, action: Float[np.ndarray, " A"], timeout_s: float) -> bool:
-        """Whether the control loop took actions in time, so that no more wait than may; if not, all are withdrawn."""
+        """Whether the control loop took actions in time, so that no more wait than may; if not, or if they are cleared
+        meanwhile, all are withdrawn.
+        """
         with self._changed:
             self._waiting.append(Action(action, time.monotonic()))
             due = self._num_taken + len(self._waiting) - self._may_wait
-            if self._changed.wait_for(lambda: self._num_taken >= due, timeout_s):
+            cleared = self._num_cleared
+            self._changed.wait_for(lambda: self._num_taken >= due or self._num_cleared > cleared, timeout_s)
+            if self._num_taken >= due:
                 return True
             self._waiting.clear()
             return False
 
     def finish(self, timeout_s: float) -> bool:
-        """Wait until the action taken last has been decided: a control tick without a new one."""
+        """Wait until the action taken last has been decided: a control tick without a new one, or ``clear``."""
         with self._changed:
-            before = self._num_idle
-            return self._changed.wait_for(lambda: self._num_idle > before, timeout_s)
+            before = self._num_idle + self._num_cleared
+            return self._changed.wait_for(lambda: self._num_idle + self._num_cleared > before, timeout_s)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
+import pytest
 
 from real_robot.control.stepped_source import SteppedSource
 from real_robot.safety.commands import Measurement
@@ -52,3 +54,19 @@ def test_after_a_stop_nothing_waits() -> None:
     assert take(source) is None
     assert source.put(number(2), 0.0)
     assert take(source) == 2
+
+
+@pytest.mark.parametrize("waits_for", ["an action that is not taken", "the end of one that was"])
+def test_a_stop_ends_every_wait(waits_for: str) -> None:
+    source, ended = SteppedSource(), []
+
+    def program() -> None:
+        ended.append(source.put(number(1), 60.0) if "not taken" in waits_for else not source.finish(60.0))
+
+    thread = threading.Thread(target=program)
+    thread.start()
+    time.sleep(0.05)
+    source.clear()
+    thread.join(30.0)
+    assert ended == [False]
+    assert take(source) is None
