@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -163,3 +164,12 @@ def test_the_interval_over_seeds_covers_both_sources_of_chance() -> None:
     assert low == pytest.approx(0.5, abs=0.05) and high == pytest.approx(1.0, abs=0.05)
     assert seeds_interval([100, 200], [100, 200]) == (pytest.approx(1 / (1 + 1.96**2 / 300), abs=1e-5), 1.0)  # Wilson
     assert seeds_interval([0, 0], [5, 10]) == wilson_interval(0, 15)
+
+
+def test_the_interval_of_three_seeds_is_too_narrow_as_the_pages_say() -> None:
+    rng, holds = np.random.default_rng(1), 0
+    for _ in range(200):
+        rates = np.clip(rng.normal(0.8, 0.1, 3), 0, 1)
+        low, high = seeds_interval(list(map(int, rng.binomial(100, rates))), [100] * 3)
+        holds += low <= 0.8 <= high
+    assert 0.75 < holds / 200 < 0.91
