@@ -206,8 +206,12 @@ def measure(
     seconds: float,
     slow_inference_s: float,
     image: tuple[int, int],
+    synchronously: bool = True,
 ) -> list[Row]:
-    rows = filter_rows()
+    """Success, and control without interruption for ``seconds``. ``synchronously``: also with an arm that waits for the
+    policy.
+    """
+    rows: list[Row] = []
     starts = StartSequence("evaluation", seed=0, num_tasks=len(tasks)).take(episodes)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -229,11 +233,12 @@ def measure(
                 rows.append(success_row("success_over_wire", [one.success for one in attempts]))
                 rows.append(row("stops_over_wire", sum(bool(one.stopped) for one in attempts), "episodes"))
             cell.kill("node", signal.SIGTERM)
-            if seconds:
+            if seconds and synchronously:
                 rows += endurance_synchronously(cell, bundle, tasks[0], seconds, slow_inference_s)
-            if episodes:
+            if episodes and synchronously:
                 with arm_as_environment(cell, bundle, tasks, max(TASKS[task].max_steps for task in tasks)) as env:
                     rows.append(success_row("success_over_wire_synchronous", evaluate(bundle, env, starts)))
+            if episodes:
                 sim = simulated(bundle, tasks, episodes)
                 rows.append(success_row("success_in_sim", evaluate(bundle, sim, starts)))
                 sim.close()
@@ -254,7 +259,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="the record on standard output")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = measure(
+    rows = filter_rows() + measure(
         options.bundle.resolve(),
         options.tasks,
         episodes=options.episodes,
