@@ -92,6 +92,7 @@ def test_help_imports_nothing_heavy():
         (("report", "nothing-here"), "nothing-here is not the folder of a run"),
         (("sweep", "quickstart_short"), "no sweep quickstart_short comes with vla-rl; name a file that says which"),
         (("compare", "nothing-here"), "compare needs two or more run folders"),
+        (("compare", "a", "b", "./a"), "compare needs each run once; given again: a"),
     ],
 )
 def test_wrong_input_is_one_message_and_code_2(

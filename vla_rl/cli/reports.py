@@ -46,6 +46,9 @@ class Compare:
 
         if len(self.run_paths) < 2:
             raise UserError("compare needs two or more run folders")
+        resolved = [path.resolve() for path in self.run_paths]
+        if again := [str(path) for i, path in enumerate(self.run_paths) if resolved[i] in resolved[:i]]:
+            raise UserError(f"compare needs each run once; given again: {', '.join(again)}")
         page = str(write_comparison(self.run_paths, self.out))
         value = {"page": page, "runs": comparison(self.run_paths), "groups": group_rows(self.run_paths)}
         return Result(value, page, table=partial(print_comparison, self.run_paths))
