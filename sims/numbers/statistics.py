@@ -28,10 +28,10 @@ def seeds_interval(successes: Sequence[int], trials: Sequence[int]) -> tuple[flo
 
     ``successes[i]`` of ``trials[i]`` episodes belong to seed i. Each draw resamples the seeds, then the episodes of
     each, so the interval covers both sources of chance (runs are resampled as by Agarwal et al. 2021). With few seeds
-    it is too narrow: it cannot show more variation than the seeds had. Of 1,000 simulated studies the interval of three
-    seeds holds the true mean in 83 to 89 %, of five in 91 to 94 %, of ten in 94 to 95 % (rates of seeds around .8 with a
-    standard deviation of .1 and 100 episodes each, and of .03 and 400). Where every episode or none succeeded the seeds
-    show none at all: then it is the Wilson interval of all episodes.
+    it is too narrow: it cannot show more variation than the seeds had. Of 1,000 simulated studies the interval of
+    three seeds holds the true mean in 83 to 89 %, of five in 91 to 94 %, of ten in 94 to 95 % (rates of seeds around .8
+    with a standard deviation of .1 and 100 episodes each, and of .03 and 400). Where every episode or none succeeded
+    the seeds show none at all: then it is the Wilson interval of all episodes.
     """
     wins, episodes = sum(successes), sum(trials)
     if wins in (0, episodes):
