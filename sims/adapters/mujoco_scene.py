@@ -129,6 +129,9 @@ class MujocoScene:
             self._randomized.draw(seed)
         if self.scene.start:
             mujoco.mj_resetDataKeyframe(model, data, model.key(self.scene.start).id)
+            if not data.ctrl.any() and not data.act.any():  # a keyframe without them
+                mujoco.mj_fwdPosition(model, data)
+                self._move_targets(self._is_servo(), data.actuator_length)
         else:
             mujoco.mj_resetData(model, data)
         rng = np.random.default_rng([seed, task])
@@ -142,30 +145,34 @@ class MujocoScene:
         for name, limit in self.scene.vary_joints.items():
             change = limit * rng.uniform(-1, 1)
             data.joint(name).qpos[0] += change
-            self._move_targets(model.joint(name).id, change)
+            of_joint = np.isin(
+                model.actuator_trntype, (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
+            ) & (model.actuator_trnid[:, 0] == model.joint(name).id)
+            self._move_targets(self._is_servo() & of_joint, change * model.actuator_gear[:, 0])
         mujoco.mj_forward(model, data)
 
-    def _move_targets(self, joint: int, change: float) -> None:
-        """Move what position servos of ``joint`` hold it at by ``change`` of its position.
+    def _is_servo(self) -> np.ndarray:
+        """Which actuators are position servos, bool [nu].
 
-        Such an actuator's force is kp * (input - gear * position) - kv * velocity; its input is its control, or an
-        activation that follows the control or, with an integrator, has it as its velocity.
+        Their force is kp * (input - length) - kv * velocity, where length is gear * position; the input is the control,
+        or an activation that follows the control or, with an integrator, has it as its velocity.
         """
-        model, data, mujoco = self._model, self._data, self._mujoco
+        model, mujoco = self._model, self._mujoco
         gain, bias = model.actuator_gainprm[:, 0], model.actuator_biasprm[:, 1]
-        servo = (
-            np.isin(model.actuator_trntype, (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT))
-            & (model.actuator_trnid[:, 0] == joint)
-            & (model.actuator_gaintype == mujoco.mjtGain.mjGAIN_FIXED)
+        return np.asarray(
+            (model.actuator_gaintype == mujoco.mjtGain.mjGAIN_FIXED)
             & (model.actuator_biastype == mujoco.mjtBias.mjBIAS_AFFINE)
             & (gain == -bias)
             & (gain > 0)
         )
-        target = change * model.actuator_gear[:, 0]
-        controls = servo & (model.actuator_dyntype != mujoco.mjtDyn.mjDYN_INTEGRATOR)
-        data.ctrl[controls] += target[controls]
-        active = servo & (model.actuator_actnum == 1)
-        data.act[model.actuator_actadr[active]] += target[active]
+
+    def _move_targets(self, servos: np.ndarray, change: np.ndarray) -> None:
+        """Of ``servos``, bool [nu], by ``change`` of their length, [nu]."""
+        model, data = self._model, self._data
+        controls = servos & (model.actuator_dyntype != self._mujoco.mjtDyn.mjDYN_INTEGRATOR)
+        data.ctrl[controls] += change[controls]
+        active = servos & (model.actuator_actnum == 1)
+        data.act[model.actuator_actadr[active]] += change[active]
 
     def step(self, action: np.ndarray) -> StepResult:
         model, data = self._model, self._data

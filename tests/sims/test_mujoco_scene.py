@@ -162,17 +162,17 @@ def joints(folder: Path, *, actuator: str = SERVO, rest: str = "", state: str = 
     return MujocoSceneConfig(scene=folder / "scene.yaml", num_envs=1)
 
 
-@pytest.mark.parametrize(
-    "actuator",
-    [
-        SERVO,
-        '<position name="drive" joint="slide" kp="1" dampratio="1" gear="10"/>',
-        '<position name="drive" joint="slide" kp="100" dampratio="1" timeconst="0.5"/>',
-        '<intvelocity name="drive" joint="slide" kp="100" kv="20" actrange="-9 9"/>',
-        '<velocity name="drive" joint="slide" kv="50"/>',
-        '<motor name="drive" joint="slide"/>',
-    ],
-)
+ACTUATORS = [
+    SERVO,
+    '<position name="drive" joint="slide" kp="1" dampratio="1" gear="10"/>',
+    '<position name="drive" joint="slide" kp="100" dampratio="1" timeconst="0.5"/>',
+    '<intvelocity name="drive" joint="slide" kp="100" kv="20" actrange="-9 9"/>',
+    '<velocity name="drive" joint="slide" kv="50"/>',
+    '<motor name="drive" joint="slide"/>',
+]
+
+
+@pytest.mark.parametrize("actuator", ACTUATORS)
 def test_a_varied_start_rests_under_any_actuator(tmp_path: Path, actuator: str) -> None:
     env = MujocoScene(joints(tmp_path, actuator=actuator, rest="vary: {slide: 0.5}"))
     for seed in range(3):
@@ -182,6 +182,29 @@ def test_a_varied_start_rests_under_any_actuator(tmp_path: Path, actuator: str) 
         for _ in range(20):
             env.step(np.zeros(1, dtype=np.float32))
         assert env.joint("slide") == pytest.approx(start, abs=1e-6)
+
+
+@pytest.mark.parametrize("actuator", ACTUATORS)
+def test_a_keyframe_without_controls_rests_under_any_actuator(tmp_path: Path, actuator: str) -> None:
+    config = joints(tmp_path, actuator=actuator, rest="start: out")
+    model = tmp_path / "scene.xml"
+    model.write_text(model.read_text().replace('ctrl="1"', ""))
+    env = MujocoScene(config)
+    for _ in range(20):
+        env.step(np.zeros(1, dtype=np.float32))
+    assert env.joint("slide") == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_keyframe_without_controls_holds_a_tendon_and_one_with_controls_keeps_them(tmp_path: Path) -> None:
+    keyframes = '<key name="bare" qpos=".5 .03 .03"/><key name="full" qpos=".5 .03 .03" ctrl="0 .01"/>'
+    (tmp_path / "scene.xml").write_text(TENDON.replace("</mujoco>", f"<keyframe>{keyframes}</keyframe></mujoco>"))
+    for start, controls in (("bare", [0.5, 0.03]), ("full", [0.0, 0.01])):
+        (tmp_path / "scene.yaml").write_text(
+            f"model: scene.xml\naction: {{turn: 0.1, grip: 0.01}}\nstate: [turn]\nstart: {start}\n"
+            "tasks: [{instruction: turn, goal: [{open: turn, above: 2}]}]\n"
+        )
+        env = MujocoScene(MujocoSceneConfig(scene=tmp_path / "scene.yaml"))
+        np.testing.assert_allclose(env._data.ctrl, controls)
 
 
 @pytest.mark.parametrize("joint", ["fly", "swing"])
