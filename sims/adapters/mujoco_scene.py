@@ -183,10 +183,20 @@ class MujocoScene:
             data.ctrl[index] = np.clip(target, low, high)
         self._mujoco.mj_step(model, data, self._substeps)
         check_stable(data)
+        self._update_poses()
         achieved = all(self.holds(condition) for condition in self.goal)
         self._held = (self._held + 1) * achieved
         success = self._held >= self.scene.hold_steps
         return StepResult(reward=float(success), terminated=success, truncated=False, success=success)
+
+    def _update_poses(self) -> None:
+        """Of what goals and images are made from: mj_step leaves those from before its last physics step."""
+        model, data, mujoco = self._model, self._data, self._mujoco
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_comPos(model, data)
+        mujoco.mj_camlight(model, data)
+        mujoco.mj_flex(model, data)
+        mujoco.mj_tendon(model, data)
 
     @property
     def demonstrates(self) -> bool:

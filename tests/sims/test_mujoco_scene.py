@@ -226,6 +226,25 @@ def test_the_state_has_every_number_of_its_joints(tmp_path: Path) -> None:
     assert state.tolist() == [0, 0.5, 0, 1, 1, 0, 0, 0, 1, 0, 0, 0]
 
 
+def test_positions_and_images_are_of_the_same_instant_as_the_state(tmp_path: Path) -> None:
+    """One physics step per control step, so that one of delay would show."""
+    config = joints(tmp_path, rest="control_hz: 100\ncameras: [top]")
+    model = tmp_path / "scene.xml"
+    model.write_text(model.read_text().replace("<worldbody>", '<worldbody><camera name="top" pos="0 0 2"/>'))
+    moved, placed = MujocoScene(config), MujocoScene(config)
+    for _ in range(10):
+        moved.step(np.ones(1, dtype=np.float32))
+        assert moved.position("cart")[0] == moved.joint("slide") != 0.0
+    placed._data.qpos[:] = moved._data.qpos
+    placed._mujoco.mj_forward(placed._model, placed._data)
+    images = np.zeros((2, 1, 64, 64, 3), dtype=np.uint8)
+    for env, image in zip((moved, placed), images, strict=True):
+        env.observe(images=image, state=np.zeros(1, dtype=np.float32))
+        env.close()
+    np.testing.assert_array_equal(*images)
+    assert images.any()
+
+
 def test_unstable_physics_is_a_failure_and_no_return_to_the_start(tmp_path: Path) -> None:
     """MuJoCo would go on from the model's initial state, where this goal holds."""
     actuator = '<position name="drive" joint="slide" kp="1e12"/>'
