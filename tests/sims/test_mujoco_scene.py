@@ -103,6 +103,12 @@ def test_without_an_expert_nothing_is_demonstrated_and_a_wrong_one_is_refused() 
         ("left_x: 0.02", "left_x: .nan", r"scene.yaml: numbers must be finite, got nan"),
         ("[0.03, 0.02, 0.3]", "[0.03, .inf, 0.3]", r"scene.yaml: numbers must be finite, got inf"),
         ("left_x: 0.02", "left_x: 0.02\n  left_x: 0.2", r"scene.yaml: key 'action.left_x' is given twice \(line 6\)"),
+        ("cameras: [", "cameras: [top, top, ", r"scene.yaml: cameras must be distinct, got top, top"),
+        (
+            "goal: [{near: [cube, right_goal], within: 0.05}]",
+            "goal: [{height: cube, above: -1}]",
+            r"the goal of the task 'push .*' holds at the start, in each of 100 draws; change the goal, start or vary",
+        ),
         ("goal: [{near: [cube, right_goal], within: 0.05}]", "goal: []", r"needs at least one condition"),
     ],
 )
@@ -153,11 +159,13 @@ JOINTS = """<mujoco><option timestep="0.01" gravity="0 0 0"/><worldbody>
 SERVO = '<position name="drive" joint="slide" kp="100" dampratio="1"/>'
 
 
-def joints(folder: Path, *, actuator: str = SERVO, rest: str = "", state: str = "[slide]") -> MujocoSceneConfig:
+def joints(
+    folder: Path, *, actuator: str = SERVO, rest: str = "", state: str = "[slide]", below: float = -5
+) -> MujocoSceneConfig:
     (folder / "scene.xml").write_text(JOINTS.format(actuator=actuator))
     (folder / "scene.yaml").write_text(
         f"model: scene.xml\naction: {{drive: 0.5}}\nstate: {state}\n{rest}\n"
-        "tasks: [{instruction: come home, goal: [{shut: slide, below: 0.1}]}]\n"
+        f"tasks: [{{instruction: come home, goal: [{{shut: slide, below: {below}}}]}}]\n"
     )
     return MujocoSceneConfig(scene=folder / "scene.yaml", num_envs=1)
 
@@ -207,6 +215,19 @@ def test_a_keyframe_without_controls_holds_a_tendon_and_one_with_controls_keeps_
         np.testing.assert_allclose(env._data.ctrl, controls)
 
 
+def test_a_varied_joint_stays_in_its_range_and_no_start_is_at_the_goal(tmp_path: Path) -> None:
+    config = joints(tmp_path, rest="vary: {slide: 0.5}", below=0.1)
+    model = tmp_path / "scene.xml"
+    model.write_text(model.read_text().replace('type="slide"', 'type="slide" range="0 .3" limited="true"'))
+    env = MujocoScene(config)
+    starts = []
+    for seed in range(100):
+        env.reset(task=0, seed=seed)
+        starts.append(env.joint("slide"))
+        assert not any(env.holds(condition) for condition in env.goal)  # shut: below 0.1
+    assert 0.1 <= min(starts) < 0.12 and 0.28 < max(starts) <= 0.3
+
+
 @pytest.mark.parametrize("joint", ["fly", "swing"])
 def test_a_joint_of_several_numbers_is_neither_varied_by_one_nor_open(tmp_path: Path, joint: str) -> None:
     refused = rf"scene.xml has no hinge or slide joint '{joint}'. Allowed are slide"
@@ -248,7 +269,9 @@ def test_positions_and_images_are_of_the_same_instant_as_the_state(tmp_path: Pat
 def test_unstable_physics_is_a_failure_and_no_return_to_the_start(tmp_path: Path) -> None:
     """MuJoCo would go on from the model's initial state, where this goal holds."""
     actuator = '<position name="drive" joint="slide" kp="1e12"/>'
-    env = SubprocVectorEnv(joints(tmp_path, actuator=actuator, rest="start: out\nhold_steps: 1"), MujocoScene)
+    env = SubprocVectorEnv(
+        joints(tmp_path, actuator=actuator, rest="start: out\nhold_steps: 1", below=0.1), MujocoScene
+    )
     try:
         env.reset(start=[StartState(task=0, seed=0)])
         step = env.step(torch.ones(1, 1))
