@@ -28,8 +28,9 @@ class GymnasiumConfig:
     ``state``: keys of a dictionary observation whose values, in this order, are the state; empty where the observation
     is an array, which then is the state. ``images``: camera name -> key of the observation, or ``render`` for the image
     of the environment's ``render()``, which is called in ``observe`` only. Keys of nested dictionaries are joined by
-    dots. ``success``: key of ``info``, or ``terminated`` where every termination is success. ``reward`` "shaped": the
-    environment's own. ``max_steps`` and ``control_hz``: by default the registered values of the environment.
+    dots. ``success``: key of ``info``, which has it at an episode's end at least, or ``terminated`` where every
+    termination is success. ``reward`` "shaped": the environment's own. ``max_steps`` and ``control_hz``: by default the
+    registered values of the environment.
     ``expert``: "package.module:function", a function of the unwrapped environment and its observation that returns the
     action of a demonstration; null: the one in ``sims/experts``, if there is one.
     """
@@ -111,7 +112,9 @@ class Gymnasium:
             reward=float(reward) if self.config.reward == "shaped" else None,
             terminated=bool(terminated),
             truncated=bool(truncated),
-            success=bool(terminated) if self.config.success == "terminated" else self._success(info),
+            success=bool(terminated)
+            if self.config.success == "terminated"
+            else self._success(info, ended=terminated or truncated),
         )
 
     def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
@@ -129,18 +132,20 @@ class Gymnasium:
         else:
             assert self._expert is not None
             action = self._expert.act()
-        return np.clip((action - self._low) / (self._high - self._low) * 2.0 - 1.0, -1.0, 1.0)
+        width = np.where(self._high > self._low, self._high - self._low, 1.0)
+        return np.clip((action - self._low) / width * 2.0 - 1.0, -1.0, 1.0)
 
     def close(self) -> None:
         self._env.close()
 
-    def _success(self, info: Mapping[str, Any]) -> bool:
-        if self.config.success not in info:
+    def _success(self, info: Mapping[str, Any], *, ended: bool) -> bool:
+        """Many environments have the key at an episode's end only."""
+        if ended and self.config.success not in info:
             raise UserError(
-                f"{self.config.id}: sim.success names {self.config.success!r}, which is not in info; it has "
-                f"{sorted(info)}. Name one of these, or 'terminated'."
+                f"{self.config.id}: sim.success names {self.config.success!r}, not in info at an episode's end; "
+                f"it has {sorted(info)}. Name one of these, or 'terminated'."
             )
-        return bool(info[self.config.success])
+        return bool(info.get(self.config.success, False))
 
     def _images(self) -> list[np.ndarray]:
         """Each uint8 [height, width, 3]."""

@@ -21,6 +21,7 @@ from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.vector_env import StartState
 from tests.sims.counting import Counting, CountingConfig
 
+UNUSUAL = "tests.sims.unusual_gymnasium:"
 POINT = "tests.sims.point_maze:PointMaze-v0"
 
 
@@ -120,11 +121,33 @@ def test_actions_of_integers_are_the_nearest() -> None:
     assert moved == [0, 0, 1, 2, 2, 3, 3]
 
 
+@pytest.mark.filterwarnings("ignore:.*maximum and minimum values are equal")
+def test_an_action_of_one_value_is_demonstrated() -> None:
+    env = Gymnasium(GymnasiumConfig(id=UNUSUAL + "OneFixedAction-v0", expert=UNUSUAL + "forward"))
+    env.reset(task=0, seed=0)
+    assert env.demonstrate().tolist() == [1.0, -1.0]
+    before = env._state()
+    env.step(env.demonstrate())
+    np.testing.assert_allclose(env._state() - before, [1.0, 0.5], atol=1e-6)
+
+
+def test_a_success_key_may_come_at_the_end_of_an_episode_only() -> None:
+    env = Gymnasium(GymnasiumConfig(id=UNUSUAL + "SuccessAtTheEnd-v0"))
+    for action, success in ((1.0, True), (-1.0, False)):
+        env.reset(task=0, seed=0)
+        results = [env.step(np.full(2, action, np.float32)) for _ in range(3)]
+        assert [one.terminated for one in results] == [False, False, True]
+        assert [one.success for one in results] == [False, False, success]
+
+
 def test_wrong_success_key_stops_the_run() -> None:
     env = SubprocVectorEnv(config(success="solved"), Gymnasium)
     try:
         env.reset(start=[StartState(task=0, seed=0)] * 2)
-        with pytest.raises(UserError, match=r"'solved', which is not in info; it has \['distance', 'is_success'\]"):
+        for _ in range(29):
+            env.step(torch.zeros(2, 2))
+        says = r"'solved', not in info at an episode's end; it has \['distance', 'is_success'\]"
+        with pytest.raises(UserError, match=says):
             env.step(torch.zeros(2, 2))
     finally:
         env.close()
