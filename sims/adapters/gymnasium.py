@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -97,6 +98,8 @@ class Gymnasium:
             raise _cannot_make(config, error) from error
 
     def reset(self, *, task: int, seed: int) -> None:
+        np.random.seed(seed32(seed))  # older environments draw from the global generators
+        random.seed(seed32(seed))
         self._observation, _ = self._env.reset(seed=seed32(seed))
         if self._expert is not None:
             self._expert.reset()

@@ -140,6 +140,20 @@ def test_a_success_key_may_come_at_the_end_of_an_episode_only() -> None:
         assert [one.success for one in results] == [False, False, success]
 
 
+def test_environments_that_draw_from_the_global_generators_are_functions_of_the_seed() -> None:
+    env = SubprocVectorEnv(GymnasiumConfig(id=UNUSUAL + "GlobalGenerators-v0", num_envs=3), Gymnasium)
+    try:
+        env.reset(start=[StartState(task=0, seed=seed) for seed in (1, 1, 2)])
+        env.step(torch.zeros(3, 2))
+        one, other, third = env.observe().state
+        assert torch.equal(one, other)
+        assert not torch.equal(one, third)
+        env.reset([2], start=env.capture([0]))
+        assert torch.equal(env.observe().state[2], one)
+    finally:
+        env.close()
+
+
 def test_wrong_success_key_stops_the_run() -> None:
     env = SubprocVectorEnv(config(success="solved"), Gymnasium)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import gymnasium
@@ -50,9 +51,19 @@ class SuccessAtTheEnd(Walk):
         return observed, reward, ended, truncated, info if ended else {}
 
 
+class GlobalGenerators(Walk):
+    """Draws from those of NumPy and Python, as many older environments do."""
+
+    def draw(self) -> np.ndarray:
+        return np.array([np.random.uniform(-1, 0), random.uniform(-1, 0)])
+
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict]:
+        return super().step(action + 0.1 * self.draw())
+
+
 def forward(env: OneFixedAction, observation: np.ndarray) -> np.ndarray:
     return np.array([1.0, 0.5])
 
 
-for environment in (OneFixedAction, SuccessAtTheEnd):
+for environment in (OneFixedAction, SuccessAtTheEnd, GlobalGenerators):
     gymnasium.register(id=f"{environment.__name__}-v0", entry_point=environment, max_episode_steps=20)
