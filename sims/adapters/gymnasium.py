@@ -19,7 +19,7 @@ from sims.subproc.latency import Latency
 from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_from, seed32
 from sims.subproc.worker_config import WorkerConfig
 
-RENDER = "render"
+RENDER, OBSERVATION = "render", "observation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,9 @@ class GymnasiumConfig:
     """``id``: as for ``gymnasium.make``; ``my_package.envs:Mine-v0`` imports ``my_package.envs`` first.
 
     ``state``: keys of a dictionary observation whose values, in this order, are the state; empty where the observation
-    is an array, which then is the state. ``images``: camera name -> key of the observation, or ``render`` for the image
-    of the environment's ``render()``, which is called in ``observe`` only. Keys of nested dictionaries are joined by
+    is an array, which then is the state. ``images``: camera name -> key of the observation, ``observation`` for an
+    observation that is an image itself (there is no state then), or ``render`` for the image of the environment's
+    ``render()``, which is called in ``observe`` only. Keys of nested dictionaries are joined by
     dots. ``success``: key of ``info``, which has it at an episode's end at least, or ``terminated`` where every
     termination is success. ``reward`` "shaped": the environment's own. ``max_steps`` and ``control_hz``: by default the
     registered values of the environment.
@@ -165,15 +166,37 @@ class Gymnasium:
         return found
 
     def _state(self) -> np.ndarray:
+        if not self.config.state and self._is_camera():
+            return np.zeros(0, dtype=np.float32)
         parts = [self._lookup(key) for key in self.config.state] if self.config.state else [self._observation]
-        if any(isinstance(part, Mapping) for part in parts):
-            raise UserError(
-                f"{self.config.id}: its observation is a dictionary with {sorted(_keys(self._observation))}; "
-                "name in sim.state the keys that make the state."
-            )
+        for part in parts:
+            if why := self._no_state(part):
+                raise UserError(f"{self.config.id}: {why}")
         return np.concatenate([np.asarray(part, dtype=np.float32).ravel() for part in parts])
 
+    def _is_camera(self) -> bool:
+        """Whether the whole observation is the image of a camera."""
+        return OBSERVATION in self.config.images.values() and not isinstance(self._observation, Mapping)
+
+    def _no_state(self, part: Any) -> str:
+        """Why it cannot be a part of the state, and what to do; "" where it can."""
+        if isinstance(part, Mapping):
+            return (
+                f"its observation is a dictionary with {sorted(_keys(self._observation))}; "
+                "name in sim.state the keys that make the state."
+            )
+        if isinstance(part, tuple):
+            return "an observation that is a tuple has no names; wrap the environment so that it is a dictionary."
+        if part is self._observation and isinstance(part, np.ndarray) and part.dtype == np.uint8 and part.ndim > 1:
+            return (
+                f"its observation is an image, uint8 {list(part.shape)}, and no state; name it as a camera, "
+                f"sim.images = {{front: {OBSERVATION}}}."
+            )
+        return ""
+
     def _lookup(self, key: str) -> Any:
+        if key == OBSERVATION and self._is_camera():
+            return self._observation
         found = self._observation
         for part in key.split("."):
             if not isinstance(found, Mapping) or part not in found:

@@ -154,6 +154,32 @@ def test_environments_that_draw_from_the_global_generators_are_functions_of_the_
         env.close()
 
 
+def test_an_observation_that_is_an_image_is_a_camera() -> None:
+    sim = GymnasiumConfig(id=UNUSUAL + "Pixels-v0", images={"front": "observation"}, num_envs=2)
+    env = SubprocVectorEnv(sim, Gymnasium)
+    try:
+        assert (env.spec.cameras, env.spec.image_size, env.spec.state_dim) == (("front",), (8, 6), 0)
+        env.reset(start=[StartState(task=0, seed=seed) for seed in (1, 2)])
+        env.step(torch.zeros(2, 2))
+        observed = env.observe()
+        assert (observed.images == 1).all()
+        assert observed.state.shape == (2, 0)
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Pixels", r"is an image, uint8 \[8, 6, 3\], .*; name it as a camera, sim.images = {front: observation}"),
+        ("Pair", r"a tuple has no names; wrap the environment"),
+    ],
+)
+def test_an_observation_that_is_no_state_is_refused(name: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        Gymnasium(GymnasiumConfig(id=f"{UNUSUAL}{name}-v0"))
+
+
 def test_wrong_success_key_stops_the_run() -> None:
     env = SubprocVectorEnv(config(success="solved"), Gymnasium)
     try:

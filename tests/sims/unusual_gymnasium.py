@@ -61,9 +61,27 @@ class GlobalGenerators(Walk):
         return super().step(action + 0.1 * self.draw())
 
 
+class Pixels(Walk):
+    """Its observation is an image of the elapsed steps."""
+
+    observation_space = spaces.Box(0, 255, (8, 6, 3), np.uint8)
+
+    def observation(self) -> Any:
+        return np.full((8, 6, 3), self.elapsed, dtype=np.uint8)
+
+
+class Pair(Walk):
+    """Its observation is a tuple."""
+
+    observation_space = spaces.Tuple((spaces.Box(-10, 10, (2,), np.float32), spaces.Discrete(3)))
+
+    def observation(self) -> Any:
+        return self.position.astype(np.float32), 1
+
+
 def forward(env: OneFixedAction, observation: np.ndarray) -> np.ndarray:
     return np.array([1.0, 0.5])
 
 
-for environment in (OneFixedAction, SuccessAtTheEnd, GlobalGenerators):
+for environment in (OneFixedAction, SuccessAtTheEnd, GlobalGenerators, Pixels, Pair):
     gymnasium.register(id=f"{environment.__name__}-v0", entry_point=environment, max_episode_steps=20)
