@@ -16,7 +16,7 @@ from sims.experts.gymnasium import CHECKS, EXPERTS, ExpertFunction, GymnasiumExp
 from sims.experts.named import load_expert_function
 from sims.numbers.ranges import Names, PositiveFloat, PositiveInt
 from sims.subproc.latency import Latency
-from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_from, seed32
+from sims.subproc.single_env import Reward, SingleSpec, StepResult, check_plain, instruction_from, seed32
 from sims.subproc.worker_config import WorkerConfig
 
 RENDER, OBSERVATION = "render", "observation"
@@ -51,6 +51,9 @@ class GymnasiumConfig:
     num_envs: PositiveInt = 8
     latency: Latency = field(default_factory=Latency)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
+
+    def __post_init__(self) -> None:
+        check_plain(self.arguments, "arguments")
 
 
 class Gymnasium:

@@ -14,8 +14,10 @@ from sims.adapters.gymnasium import Gymnasium, GymnasiumConfig
 from sims.adapters.to_gymnasium import ToGymnasium, ToGymnasiumVector
 from sims.errors import UserError
 from sims.install import interpreter
+from sims.subproc.bootstrap import named
 from sims.subproc.single_env import seed32
 from sims.subproc.vector_env import SubprocVectorEnv
+from sims.subproc.worker import load
 from sims.subproc.worker_config import WorkerConfig
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.vector_env import StartState
@@ -178,6 +180,24 @@ def test_an_observation_that_is_an_image_is_a_camera() -> None:
 def test_an_observation_that_is_no_state_is_refused(name: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         Gymnasium(GymnasiumConfig(id=f"{UNUSUAL}{name}-v0"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"layout": {1: "wall"}}, "arguments.layout: keys must be text, got 1; the worker would get it as text"),
+        ({"size": [4, (3, 2)]}, r"arguments.size.1 must be text, a number, .* a list or a mapping, got \(3, 2\)"),
+        ({"size": np.int64(3)}, "arguments.size must be text, a number, .*, got .*3"),
+    ],
+)
+def test_arguments_that_would_reach_the_environment_as_others_are_refused(arguments: dict, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        config(arguments=arguments)
+
+
+def test_plain_arguments_reach_the_worker() -> None:
+    made = config(arguments={"layout": {"1": [True, None, 2.5, "wall"]}})
+    assert load(named(Gymnasium, made)) == (Gymnasium, made)
 
 
 def test_wrong_success_key_stops_the_run() -> None:
