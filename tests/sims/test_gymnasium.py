@@ -276,6 +276,23 @@ def test_seeds_of_numpy_start_the_vector_wrapper_like_those_of_python() -> None:
         env.close()
 
 
+def test_vector_wrappers_without_a_seed_start_differently_and_with_one_alike() -> None:
+    envs = [ToGymnasiumVector(TabletopEnv(TabletopConfig(num_envs=2, cameras=(), threads=1))) for _ in range(2)]
+    try:
+        one, other = (env.reset()[0]["state"] for env in envs)
+        assert not np.array_equal(one, other)
+        one, other = (env.reset(seed=5)[0]["state"] for env in envs)
+        np.testing.assert_array_equal(one, other)
+        one, other = (env.reset()[0]["state"] for env in envs)  # the sequence of the seed goes on
+        np.testing.assert_array_equal(one, other)
+        for seed in (-1, [0, -1]):
+            with pytest.raises(UserError, match="seeds must be at least 0, got"):
+                envs[0].reset(seed=seed)
+    finally:
+        for env in envs:
+            env.close()
+
+
 @pytest.mark.skipif(interpreter("aloha") is None, reason="vla-rl sims install aloha")
 def test_aloha_in_its_own_interpreter() -> None:
     """Its images are part of the observation, so that every step renders; a few steps are enough."""
