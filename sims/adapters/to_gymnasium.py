@@ -74,7 +74,7 @@ class ToGymnasiumVector(gymnasium.vector.VectorEnv):
         return to_numpy(self.env.observe(), self.env.spec, self.instruction_bytes)
 
     def _take(self, seed: int | np.integer | Sequence[int | np.integer | None] | None) -> list[StartState]:
-        given = [seed] if isinstance(seed, int | np.integer) else seed or ()
+        given = [seed] if isinstance(seed, int | np.integer) else () if seed is None else seed
         if any(one is not None and one < 0 for one in given):
             raise UserError(f"seeds must be at least 0, got {seed}")
         if isinstance(seed, int | np.integer):
