@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +20,7 @@ from sims.numbers.statistics import wilson_interval
 from sims.registry import score_table
 from sims.subproc.vector_env import SubprocVectorEnv
 from tests.sims.point_maze import MazesConfig
+from vla_rl.cli.training import Eval
 from vla_rl.config.environments import ENVIRONMENTS
 from vla_rl.config.experiment import Experiment
 from vla_rl.report.table import print_evaluation
@@ -92,6 +94,15 @@ def test_suites_are_checked_before_the_first_is_evaluated_and_reported_one_by_on
     joined = evaluate(episodes=2, suites=("whole", "short"))
     assert [one["episodes"] for one in finished] == [2, 2]
     assert joined["episodes"] == 4
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_each_suite_is_shown_on_standard_error(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+    Eval(path=Path("run"), json=as_json)._show_suite(result("libero_goal", 7))
+    shown = capsys.readouterr()
+    name, first, *_ = shown.err.splitlines()
+    assert (shown.out, name) == ("", "libero_goal:")
+    assert json.loads(first)["success"] == 0.7 if as_json else first.split()[0] == "task"
 
 
 def test_error_for_a_simulator_without_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
