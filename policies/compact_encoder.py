@@ -36,7 +36,8 @@ class CompactEncoderConfig:
     """Defaults are for 64 x 64 images on a CPU.
 
     ``image_widths``, ``image_depths``: channels and residual 3 x 3 blocks per stage; the first stage follows a patch
-    stem of stride ``image_patch``, each later one halves the map. ``queries`` x ``query_heads`` attention maps per
+    stem of stride ``image_patch``, each later one halves the map; the images' sides must be multiples of
+    ``image_patch`` * 2 ** (stages - 1). ``queries`` x ``query_heads`` attention maps per
     camera give ``queries`` tokens of ``width``. ``forecast_steps``: control steps ahead at which an auxiliary loss of
     behavior cloning predicts the state, besides the demonstration's end; ``forecast_dims``: only its first dimensions
     (null: all). ``landmarks``: how many numbers a head predicts that say where the named objects are; they are learned
@@ -194,20 +195,26 @@ class CameraEncoder(nn.Module):
 
 
 def _check_image_size(config: CompactEncoderConfig, image_size: tuple[int, int]) -> None:
-    """The stem takes patches, and every later stage halves the map."""
-    smallest = config.image_patch * 2 ** (len(config.image_widths) - 1)
-    if min(image_size) < smallest:
-        height, width = image_size
-        raise UserError(
-            f"the images (sim.image_size) are {height}x{width} pixels, but encoder.image_patch {config.image_patch} "
-            f"with {len(config.image_widths)} stages needs at least {smallest}x{smallest}: give larger images"
-        )
+    """The stem takes patches, and every later stage halves the map; what is left over nobody would see."""
+    unit = config.image_patch * 2 ** (len(config.image_widths) - 1)
+    if all(side and side % unit == 0 for side in image_size):
+        return
+    height, width = (" or ".join(map(str, _multiples_beside(side, unit))) for side in image_size)
+    raise UserError(
+        f"the images (sim.image_size) are {image_size[0]}x{image_size[1]} pixels, but encoder.image_patch "
+        f"{config.image_patch} with {len(config.image_widths)} stages needs multiples of {unit}, at least "
+        f"{unit}x{unit}: give images of height {height} and width {width}, or another image_patch"
+    )
+
+
+def _multiples_beside(side: int, unit: int) -> list[int]:
+    return sorted({max(side // unit, 1) * unit, max(-(-side // unit), 1) * unit})
 
 
 class CompactEncoder(nn.Module):
     """Images, instruction and normalized state to an ``Encoding``.
 
-    ``image_size``: (height, width) in pixels of the images to come; UserError where ``config`` needs larger ones.
+    ``image_size``: (height, width) in pixels of the images to come; UserError where ``config`` needs others.
     """
 
     def __init__(

@@ -24,9 +24,10 @@ _BUFFERS: Mapping[Part, tuple[str, str]] = {
 class Normalizer(nn.Module):
     """State to zero mean and unit std; action's 1 %..99 % range to [-1, 1], each dimension on its own.
 
-    A constant dimension is only shifted, never stretched. Before ``fit`` both maps are the identity. ``state_fixed``:
-    ``fit`` leaves the scale of states as it is, because pretrained weights expect it. ``robot_actions``: what it scales
-    are the robot's own actions, not what a checkpoint makes them from.
+    An action dimension whose 1 %..99 % range is a single value, as of a gripper that hardly ever closes, is scaled by
+    its minimum and maximum. A constant dimension is only shifted, never stretched. Before ``fit`` both maps are the
+    identity. ``state_fixed``: ``fit`` leaves the scale of states as it is, because pretrained weights expect it.
+    ``robot_actions``: what it scales are the robot's own actions, not what a checkpoint makes them from.
     """
 
     state_fixed: bool
@@ -69,6 +70,8 @@ class Normalizer(nn.Module):
             self.state_std.copy_(torch.where(std > CONSTANT_SPREAD, std, 1.0))
         ordered = action.sort(dim=0).values
         low, high = (ordered[round(q * (len(ordered) - 1))] for q in quantiles)
+        rare = (high - low <= 2 * CONSTANT_SPREAD) & (ordered[-1] - ordered[0] > 2 * CONSTANT_SPREAD)
+        low, high = torch.where(rare, ordered[0], low), torch.where(rare, ordered[-1], high)
         half = (high - low) / 2
         self.action_center.copy_((low + high) / 2)
         self.action_scale.copy_(torch.where(half > CONSTANT_SPREAD, half, 1.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import time
 from collections.abc import Callable, Mapping
@@ -83,11 +84,24 @@ def _own_scene(num_envs: int, image_size: int) -> MujocoSceneConfig:
 
 
 def _with_cameras(config_class: type[Any], **settings: Any) -> Callable[[int, int], Any]:
-    """For simulators with the settings ``image_size`` and ``cameras``."""
+    """Of its settings ``image_size`` and ``cameras``, those that it has. UserError where others have no default."""
 
     def make(num_envs: int, image_size: int) -> Any:
         cameras: dict[str, Any] = {"image_size": (image_size, image_size)} if image_size else {"cameras": ()}
-        return config_class(num_envs=num_envs, **cameras, **settings)
+        fields = {field.name: field for field in dataclasses.fields(config_class)}
+        given = {"num_envs": num_envs, **settings} | {name: cameras[name] for name in cameras if name in fields}
+        missing = dataclasses.MISSING
+        needed = [
+            name
+            for name, field in fields.items()
+            if field.init and field.default is missing and field.default_factory is missing and name not in given
+        ]
+        if needed:
+            raise UserError(
+                f"{config_name(config_class)}: {config_class.__qualname__}.{needed[0]} has no default; give it one, "
+                "with which the simulator is verified and measured"
+            )
+        return config_class(**given)
 
     return make
 

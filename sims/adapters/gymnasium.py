@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,10 +16,10 @@ from sims.experts.gymnasium import CHECKS, EXPERTS, ExpertFunction, GymnasiumExp
 from sims.experts.named import load_expert_function
 from sims.numbers.ranges import Names, PositiveFloat, PositiveInt
 from sims.subproc.latency import Latency
-from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_from, seed32
+from sims.subproc.single_env import Reward, SingleSpec, StepResult, check_plain, instruction_from, seed32
 from sims.subproc.worker_config import WorkerConfig
 
-RENDER = "render"
+RENDER, OBSERVATION = "render", "observation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +27,12 @@ class GymnasiumConfig:
     """``id``: as for ``gymnasium.make``; ``my_package.envs:Mine-v0`` imports ``my_package.envs`` first.
 
     ``state``: keys of a dictionary observation whose values, in this order, are the state; empty where the observation
-    is an array, which then is the state. ``images``: camera name -> key of the observation, or ``render`` for the image
-    of the environment's ``render()``, which is called in ``observe`` only. Keys of nested dictionaries are joined by
-    dots. ``success``: key of ``info``, or ``terminated`` where every termination is success. ``reward`` "shaped": the
-    environment's own. ``max_steps`` and ``control_hz``: by default the registered values of the environment.
+    is an array, which then is the state. ``images``: camera name -> key of the observation, ``observation`` for an
+    observation that is an image itself (there is no state then), or ``render`` for the image of the environment's
+    ``render()``, which is called in ``observe`` only. Keys of nested dictionaries are joined by
+    dots. ``success``: key of ``info``, which has it at an episode's end at least, or ``terminated`` where every
+    termination is success. ``reward`` "shaped": the environment's own. ``max_steps`` and ``control_hz``: by default the
+    registered values of the environment.
     ``expert``: "package.module:function", a function of the unwrapped environment and its observation that returns the
     action of a demonstration; null: the one in ``sims/experts``, if there is one.
     """
@@ -48,6 +51,9 @@ class GymnasiumConfig:
     num_envs: PositiveInt = 8
     latency: Latency = field(default_factory=Latency)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
+
+    def __post_init__(self) -> None:
+        check_plain(self.arguments, "arguments")
 
 
 class Gymnasium:
@@ -96,6 +102,8 @@ class Gymnasium:
             raise _cannot_make(config, error) from error
 
     def reset(self, *, task: int, seed: int) -> None:
+        np.random.seed(seed32(seed))  # older environments draw from the global generators
+        random.seed(seed32(seed))
         self._observation, _ = self._env.reset(seed=seed32(seed))
         if self._expert is not None:
             self._expert.reset()
@@ -111,7 +119,9 @@ class Gymnasium:
             reward=float(reward) if self.config.reward == "shaped" else None,
             terminated=bool(terminated),
             truncated=bool(truncated),
-            success=bool(terminated) if self.config.success == "terminated" else self._success(info),
+            success=bool(terminated)
+            if self.config.success == "terminated"
+            else self._success(info, ended=terminated or truncated),
         )
 
     def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
@@ -129,18 +139,20 @@ class Gymnasium:
         else:
             assert self._expert is not None
             action = self._expert.act()
-        return np.clip((action - self._low) / (self._high - self._low) * 2.0 - 1.0, -1.0, 1.0)
+        width = np.where(self._high > self._low, self._high - self._low, 1.0)
+        return np.clip((action - self._low) / width * 2.0 - 1.0, -1.0, 1.0)
 
     def close(self) -> None:
         self._env.close()
 
-    def _success(self, info: Mapping[str, Any]) -> bool:
-        if self.config.success not in info:
+    def _success(self, info: Mapping[str, Any], *, ended: bool) -> bool:
+        """Many environments have the key at an episode's end only."""
+        if ended and self.config.success not in info:
             raise UserError(
-                f"{self.config.id}: sim.success names {self.config.success!r}, which is not in info; it has "
-                f"{sorted(info)}. Name one of these, or 'terminated'."
+                f"{self.config.id}: sim.success names {self.config.success!r}, not in info at an episode's end; "
+                f"it has {sorted(info)}. Name one of these, or 'terminated'."
             )
-        return bool(info[self.config.success])
+        return bool(info.get(self.config.success, False))
 
     def _images(self) -> list[np.ndarray]:
         """Each uint8 [height, width, 3]."""
@@ -157,15 +169,37 @@ class Gymnasium:
         return found
 
     def _state(self) -> np.ndarray:
+        if not self.config.state and self._is_camera():
+            return np.zeros(0, dtype=np.float32)
         parts = [self._lookup(key) for key in self.config.state] if self.config.state else [self._observation]
-        if any(isinstance(part, Mapping) for part in parts):
-            raise UserError(
-                f"{self.config.id}: its observation is a dictionary with {sorted(_keys(self._observation))}; "
-                "name in sim.state the keys that make the state."
-            )
+        for part in parts:
+            if why := self._no_state(part):
+                raise UserError(f"{self.config.id}: {why}")
         return np.concatenate([np.asarray(part, dtype=np.float32).ravel() for part in parts])
 
+    def _is_camera(self) -> bool:
+        """Whether the whole observation is the image of a camera."""
+        return OBSERVATION in self.config.images.values() and not isinstance(self._observation, Mapping)
+
+    def _no_state(self, part: Any) -> str:
+        """Why it cannot be a part of the state, and what to do; "" where it can."""
+        if isinstance(part, Mapping):
+            return (
+                f"its observation is a dictionary with {sorted(_keys(self._observation))}; "
+                "name in sim.state the keys that make the state."
+            )
+        if isinstance(part, tuple):
+            return "an observation that is a tuple has no names; wrap the environment so that it is a dictionary."
+        if part is self._observation and isinstance(part, np.ndarray) and part.dtype == np.uint8 and part.ndim > 1:
+            return (
+                f"its observation is an image, uint8 {list(part.shape)}, and no state; name it as a camera, "
+                f"sim.images = {{front: {OBSERVATION}}}."
+            )
+        return ""
+
     def _lookup(self, key: str) -> Any:
+        if key == OBSERVATION and self._is_camera():
+            return self._observation
         found = self._observation
         for part in key.split("."):
             if not isinstance(found, Mapping) or part not in found:

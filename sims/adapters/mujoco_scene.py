@@ -23,6 +23,8 @@ from sims.subproc.latency import Latency
 from sims.subproc.single_env import SingleSpec, StepResult
 from sims.subproc.worker_config import WorkerConfig
 
+START_DRAWS = 100
+
 
 @dataclass(frozen=True, kw_only=True)
 class MujocoSceneConfig:
@@ -69,7 +71,8 @@ class MujocoScene:
         self._task = self._held = 0
         self._expert = load_expert_function(config.expert, "(scene)") if config.expert else None
         self._cameras: MujocoCameras | None = None
-        self.reset(task=0, seed=0)
+        for task in range(len(scene.tasks)):
+            self.reset(task=task, seed=0)
         self.spec = SingleSpec(
             name=config.scene.stem,
             action_dim=len(scene.action),
@@ -123,15 +126,29 @@ class MujocoScene:
         return MujocoScene(config)  # renders only in ``observe``
 
     def reset(self, *, task: int, seed: int) -> None:
-        model, data, mujoco = self._model, self._data, self._mujoco
+        """At the first of START_DRAWS drawn starts in which the goal does not hold. UserError if there is none."""
         self._task, self._held = task, 0
         if not self.config.randomization.is_none:
             self._randomized.draw(seed)
+        rng = np.random.default_rng([seed, task])
+        for _ in range(START_DRAWS):
+            self._draw_start(rng)
+            if not self._achieved():
+                return
+        raise UserError(
+            f"{self.config.scene}: the goal of the task {self.scene.tasks[task].instruction!r} holds at the start, in "
+            f"each of {START_DRAWS} draws; change the goal, start or vary"
+        )
+
+    def _draw_start(self, rng: np.random.Generator) -> None:
+        model, data, mujoco = self._model, self._data, self._mujoco
         if self.scene.start:
             mujoco.mj_resetDataKeyframe(model, data, model.key(self.scene.start).id)
+            if not data.ctrl.any() and not data.act.any():  # a keyframe without them
+                mujoco.mj_fwdPosition(model, data)
+                self._move_targets(self._is_servo(), data.actuator_length)
         else:
             mujoco.mj_resetData(model, data)
-        rng = np.random.default_rng([seed, task])
         for body, limits in self.scene.vary.items():
             x, y, yaw = rng.uniform(-1, 1, 3) * limits
             pose = data.qpos[model.jnt_qposadr[model.body(body).jntadr[0]] :][:7]
@@ -140,32 +157,44 @@ class MujocoScene:
             mujoco.mju_mulQuat(turned, np.array([math.cos(yaw / 2), 0, 0, math.sin(yaw / 2)]), pose[3:].copy())
             pose[3:] = turned
         for name, limit in self.scene.vary_joints.items():
-            change = limit * rng.uniform(-1, 1)
+            change = self._change_in_range(name, limit, rng.uniform(-1, 1))
             data.joint(name).qpos[0] += change
-            self._move_targets(model.joint(name).id, change)
+            of_joint = np.isin(
+                model.actuator_trntype, (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
+            ) & (model.actuator_trnid[:, 0] == model.joint(name).id)
+            self._move_targets(self._is_servo() & of_joint, change * model.actuator_gear[:, 0])
         mujoco.mj_forward(model, data)
 
-    def _move_targets(self, joint: int, change: float) -> None:
-        """Move what position servos of ``joint`` hold it at by ``change`` of its position.
+    def _change_in_range(self, joint: str, limit: float, drawn: float) -> float:
+        """``drawn`` in -1..1, spread over the part of -limit..limit that keeps the joint in its range."""
+        index = self._model.joint(joint).id
+        if not self._model.jnt_limited[index]:
+            return limit * drawn
+        low, high = np.clip(self._model.jnt_range[index] - self.joint(joint), -abs(limit), abs(limit))
+        return limit * drawn if high - low == 2 * abs(limit) else float(low + (high - low) * (drawn + 1) / 2)
 
-        Such an actuator's force is kp * (input - gear * position) - kv * velocity; its input is its control, or an
-        activation that follows the control or, with an integrator, has it as its velocity.
+    def _is_servo(self) -> np.ndarray:
+        """Which actuators are position servos, bool [nu].
+
+        Their force is kp * (input - length) - kv * velocity, where length is gear * position; the input is the control,
+        or an activation that follows the control or, with an integrator, has it as its velocity.
         """
-        model, data, mujoco = self._model, self._data, self._mujoco
+        model, mujoco = self._model, self._mujoco
         gain, bias = model.actuator_gainprm[:, 0], model.actuator_biasprm[:, 1]
-        servo = (
-            np.isin(model.actuator_trntype, (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT))
-            & (model.actuator_trnid[:, 0] == joint)
-            & (model.actuator_gaintype == mujoco.mjtGain.mjGAIN_FIXED)
+        return np.asarray(
+            (model.actuator_gaintype == mujoco.mjtGain.mjGAIN_FIXED)
             & (model.actuator_biastype == mujoco.mjtBias.mjBIAS_AFFINE)
             & (gain == -bias)
             & (gain > 0)
         )
-        target = change * model.actuator_gear[:, 0]
-        controls = servo & (model.actuator_dyntype != mujoco.mjtDyn.mjDYN_INTEGRATOR)
-        data.ctrl[controls] += target[controls]
-        active = servo & (model.actuator_actnum == 1)
-        data.act[model.actuator_actadr[active]] += target[active]
+
+    def _move_targets(self, servos: np.ndarray, change: np.ndarray) -> None:
+        """Of ``servos``, bool [nu], by ``change`` of their length, [nu]."""
+        model, data = self._model, self._data
+        controls = servos & (model.actuator_dyntype != self._mujoco.mjtDyn.mjDYN_INTEGRATOR)
+        data.ctrl[controls] += change[controls]
+        active = servos & (model.actuator_actnum == 1)
+        data.act[model.actuator_actadr[active]] += change[active]
 
     def step(self, action: np.ndarray) -> StepResult:
         model, data = self._model, self._data
@@ -176,10 +205,19 @@ class MujocoScene:
             data.ctrl[index] = np.clip(target, low, high)
         self._mujoco.mj_step(model, data, self._substeps)
         check_stable(data)
-        achieved = all(self.holds(condition) for condition in self.goal)
-        self._held = (self._held + 1) * achieved
+        self._update_poses()
+        self._held = (self._held + 1) * self._achieved()
         success = self._held >= self.scene.hold_steps
         return StepResult(reward=float(success), terminated=success, truncated=False, success=success)
+
+    def _update_poses(self) -> None:
+        """Of what goals and images are made from: mj_step leaves those from before its last physics step."""
+        model, data, mujoco = self._model, self._data, self._mujoco
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_comPos(model, data)
+        mujoco.mj_camlight(model, data)
+        mujoco.mj_flex(model, data)
+        mujoco.mj_tendon(model, data)
 
     @property
     def demonstrates(self) -> bool:
@@ -193,6 +231,9 @@ class MujocoScene:
     def goal(self) -> tuple[Condition, ...]:
         """The conditions of the present task."""
         return self.scene.tasks[self._task].goal
+
+    def _achieved(self) -> bool:
+        return all(self.holds(condition) for condition in self.goal)
 
     def holds(self, condition: Condition) -> bool:
         if condition.kind in ("open", "shut"):

@@ -33,7 +33,8 @@ class SceneFile:
 
     ``action``: by actuator, how far its target moves in one step of 1.0; None: -1 to 1 covers its control range.
     ``state``: joints whose positions a policy sees. ``vary``: by free body, the largest change of its start in x and y
-    [m] and yaw [rad]; ``vary_joints``: by hinge or slide joint, that of its position and of its servos' targets.
+    [m] and yaw [rad]; ``vary_joints``: by hinge or slide joint, that of its position, within its range, and of its
+    servos' targets.
     ``start``: a keyframe. ``hold_steps``: control steps for which a goal must hold.
     """
 
@@ -86,6 +87,9 @@ def _scene(path: Path, document: Mapping[str, Any]) -> SceneFile:
     for name, limits in bodies.items():
         if len(limits) != 3:
             raise UserError(f"{path}: vary.{name} must be three numbers, x [m], y [m], yaw [rad], or one of a joint")
+    cameras = tuple(map(str, document.get("cameras", ())))
+    if len(set(cameras)) != len(cameras):
+        raise UserError(f"{path}: cameras must be distinct, got {', '.join(cameras)}")
     control_hz, hold_steps = _number(document.get("control_hz", 20)), int(document.get("hold_steps", 5))
     if hold_steps < 1 or control_hz <= 0:
         got = f"{hold_steps}, {control_hz:g}"
@@ -94,7 +98,7 @@ def _scene(path: Path, document: Mapping[str, Any]) -> SceneFile:
         model=path.parent / str(document["model"]),
         action={str(k): None if v == "range" else _number(v) for k, v in document["action"].items()},
         state=tuple(map(str, document["state"])),
-        cameras=tuple(map(str, document.get("cameras", ()))),
+        cameras=cameras,
         tasks=tuple(_task(path, task) for task in document["tasks"]),
         vary={body: (_number(x), _number(y), _number(yaw)) for body, (x, y, yaw) in bodies.items()},
         vary_joints={name: _number(limit) for name, limit in varied.items() if name not in bodies},

@@ -34,7 +34,7 @@ class ToGymnasiumVector(gymnasium.vector.VectorEnv):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_fps": env.spec.control_hz}
-        self._starts = StartSequence("train", seed=0, num_tasks=len(env.spec.tasks))
+        self._starts = self._start_sequence(int(np.random.SeedSequence().generate_state(1)[0]))
         self._ended = np.zeros(self.num_envs, dtype=bool)
 
     def reset(
@@ -43,7 +43,10 @@ class ToGymnasiumVector(gymnasium.vector.VectorEnv):
         seed: int | np.integer | Sequence[int | np.integer | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """``options``: {"start": one StartState per environment} starts there."""
+        """``options``: {"start": one StartState per environment} starts there.
+
+        Until a seed is given the starts are random ones, others in every instance. UserError for a seed below 0.
+        """
         self.env.reset(start=_chosen(options) or self._take(seed))
         self._ended[:] = False
         return self._observe(), {}
@@ -71,13 +74,19 @@ class ToGymnasiumVector(gymnasium.vector.VectorEnv):
         return to_numpy(self.env.observe(), self.env.spec, self.instruction_bytes)
 
     def _take(self, seed: int | np.integer | Sequence[int | np.integer | None] | None) -> list[StartState]:
+        given = [seed] if isinstance(seed, int | np.integer) else () if seed is None else seed
+        if any(one is not None and one < 0 for one in given):
+            raise UserError(f"seeds must be at least 0, got {seed}")
         if isinstance(seed, int | np.integer):
-            self._starts, seed = StartSequence("train", seed=int(seed), num_tasks=len(self.env.spec.tasks)), None
+            self._starts, seed = self._start_sequence(int(seed)), None
         starts = self._starts.take(self.num_envs)
         if seed is None:
             return starts
         pairs = zip(seed, starts, strict=True)
-        return [start if given is None else StartState(task=start.task, seed=int(given)) for given, start in pairs]
+        return [start if one is None else StartState(task=start.task, seed=int(one)) for one, start in pairs]
+
+    def _start_sequence(self, seed: int) -> StartSequence:
+        return StartSequence("train", seed=seed, num_tasks=len(self.env.spec.tasks))
 
 
 class ToGymnasium(gymnasium.Env):

@@ -142,7 +142,7 @@ def _ours(config: PoolConfig, simulator: SimulatorClass, *, chunk: int) -> Itera
 def _peer(config: PoolConfig, simulator: SimulatorClass, peer: str) -> Iterator[Run]:
     """A peer in a process of its own, with the interpreter and the environment variables of our workers."""
     request = named(simulator, config) | {"peer": peer, "num_envs": config.num_envs}
-    code, packages = bootstrap(simulator, PEER_PROGRAM)
+    code, packages = bootstrap(simulator, config, PEER_PROGRAM)
     with tempfile.TemporaryFile("w+") as stderr:
         process = subprocess.Popen(
             [interpreter_of(config.workers, config.name), "-c", code, json.dumps(request), packages, _site_packages()],

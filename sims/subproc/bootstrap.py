@@ -24,17 +24,19 @@ for name, folder in json.loads(sys.argv[2]).items():
 """
 
 
-def bootstrap(simulator: SimulatorClass, program: str) -> tuple[str, str]:
-    """The code for ``python -c`` that runs ``program`` with this project's packages, and its second argument."""
-    packages = {name: _folder(name) for name in ("sims", simulator.__module__.split(".")[0])}
+def bootstrap(simulator: SimulatorClass, config: Any, program: str) -> tuple[str, str]:
+    """The code for ``python -c`` that runs ``program`` with the packages of this project, of ``simulator`` and of
+    ``config``, and its second argument."""
+    modules = ("sims", simulator.__module__, type(config).__module__)
+    packages = {name: _folder(name) for name in (module.split(".")[0] for module in modules)}
     return BOOTSTRAP + program, json.dumps(packages)
 
 
 def named(simulator: SimulatorClass, config: Any) -> dict[str, Any]:
     """A simulator's class and configuration in JSON types, for ``worker.load``."""
     return {
-        "module": simulator.__module__,
-        "simulator": simulator.__qualname__,
+        "simulator": (simulator.__module__, simulator.__qualname__),
+        "config_class": (type(config).__module__, type(config).__qualname__),
         "config": json.loads(json.dumps(dataclasses.asdict(config), default=str)),  # paths as text
     }
 
@@ -43,7 +45,7 @@ def _folder(package: str) -> str:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
-            f"a simulator's class must live in a package that can be imported, got module {package!r}. "
-            "Put it into a file of a package, not into a script."
+            f"the classes of a simulator and its configuration must live in a package that can be imported, got module "
+            f"{package!r}. Put them into a file of a package, not into a script."
         )
     return str(Path(spec.submodule_search_locations[0]).resolve())

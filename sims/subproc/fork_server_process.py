@@ -40,7 +40,7 @@ class ForkServer:
     def __init__(
         self, simulator: SimulatorClass, config: Any, *, interpreter: str, environment: Mapping[str, str]
     ) -> None:
-        code, packages = bootstrap(simulator, FORK_WORKERS)
+        code, packages = bootstrap(simulator, config, FORK_WORKERS)
         self._start_timeout_s = config.workers.start_timeout_s
         self._silent_s = 0.0  # how long it gave no answer before it was killed for that
         self._stderr = anonymous_file("stderr")

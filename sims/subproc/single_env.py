@@ -142,6 +142,20 @@ def instruction_from(name: str) -> str:
     return " ".join(spaced.replace("_", " ").replace("-", " ").lower().split())
 
 
+def check_plain(value: Any, name: str) -> None:
+    """Raises ValueError where a worker would get another value of the untyped setting ``name``, as JSON makes it."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"{name}: keys must be text, got {key!r}; the worker would get it as text")
+            check_plain(item, f"{name}.{key}")
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            check_plain(item, f"{name}.{i}")
+    elif value is not None and not isinstance(value, str | int | float):
+        raise ValueError(f"{name} must be text, a number, true, false, null, a list or a mapping, got {value!r}")
+
+
 def restore(kind: Any, value: Any) -> Any:
     """Inverse of ``dataclasses.asdict`` followed by JSON, for a value of type ``kind``."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):

@@ -21,6 +21,7 @@ import dataclasses
 import functools
 import importlib
 import json
+import operator
 import socket
 import typing
 from typing import Any
@@ -118,6 +119,9 @@ def _answer(control: socket.socket, message: dict[str, Any]) -> None:
 
 
 def load(named: dict[str, Any]) -> tuple[Any, Any]:
-    """A simulator's class and its configuration, from {"module", "simulator", "config"}; see ``bootstrap.named``."""
-    cls = getattr(importlib.import_module(named["module"]), named["simulator"])
-    return cls, restore(typing.get_type_hints(cls.__init__)["config"], named["config"])
+    """A simulator's class and its configuration, from what ``bootstrap.named`` returns."""
+    simulator, config_class = (
+        operator.attrgetter(name)(importlib.import_module(module))
+        for module, name in (named["simulator"], named["config_class"])
+    )
+    return simulator, restore(config_class, named["config"])

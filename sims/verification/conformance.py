@@ -14,6 +14,7 @@ import torch
 
 from sims.chunk import ChunkStep, step_chunk
 from sims.vector_env import (
+    INSTRUCTION_BYTES_STEP,
     MIN_INSTRUCTION_BYTES,
     CannotCapture,
     StartState,
@@ -61,7 +62,9 @@ def check_shapes_types_and_devices(env: VectorEnv) -> None:
     assert obs.images.dtype == torch.uint8
     assert obs.state.shape == (n, spec.state_dim)
     assert obs.state.dtype == torch.float32
-    assert obs.instruction.shape == (n, MIN_INSTRUCTION_BYTES)
+    width = obs.instruction.shape[1]
+    assert obs.instruction.shape == (n, width)
+    assert width >= MIN_INSTRUCTION_BYTES and width % INSTRUCTION_BYTES_STEP == 0
     assert all(decode_instructions(obs.instruction))
     assert env.observe([1]).state.shape == (1, spec.state_dim)
     step = env.step(actions(env, 1)[:, 0])

@@ -108,6 +108,18 @@ def test_wrong_sizes_are_refused(change, message):
         dataclasses.replace(CompactEncoderConfig(), **change)
 
 
+@pytest.mark.parametrize(
+    ("size", "fitting"),
+    [((63, 95), "height 32 or 64 and width 64 or 96"), ((64, 84), "height 64 and width 64 or 96")],
+)
+def test_images_of_which_a_part_would_not_be_seen_are_refused(size, fitting):
+    config = CompactEncoderConfig(image_patch=8, image_widths=(16, 32, 64), image_depths=(1, 1, 1))
+    with pytest.raises(
+        UserError, match=rf"needs multiples of 32, .*: give images of {fitting}, or another image_patch"
+    ):
+        CompactEncoder(config, cameras=1, image_size=size, state_dim=2)
+
+
 def test_images_that_are_too_small_are_refused():
     """Of the smallest that fit the last map is one cell."""
     config = dataclasses.replace(CompactEncoderConfig(), image_widths=(16, 32), image_depths=(1, 1))

@@ -33,6 +33,14 @@ def test_constant_dimensions_are_only_shifted():
     assert normalizer.unnormalize_action(torch.tensor([[0.1, 0.0]]))[0, 0].item() == pytest.approx(-0.15)
 
 
+def test_a_rarely_used_gripper_keeps_both_of_its_values_in_the_range():
+    action = torch.cat([torch.linspace(-1, 1, 5000)[:, None], torch.full((5000, 1), -1.0)], dim=1)
+    action[::150, 1] = 1.0  # less than 1 % of the rows
+    normalizer = fitted(torch.zeros(2, 1), action)
+    assert normalizer.normalize_action(torch.tensor([[0.0, -1.0], [0.0, 1.0]]))[:, 1].tolist() == [-1.0, 1.0]
+    assert normalizer.action_scale[0].item() == pytest.approx(0.98, abs=1e-3)
+
+
 def test_outliers_do_not_set_the_scale():
     action = torch.linspace(-0.5, 0.5, 1000)[:, None].clone()
     action[0] = 1000.0

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+
+from sims.adapters.gymnasium import GymnasiumConfig
+from sims.errors import UserError
 
 
 class PointMaze(gymnasium.Env):
@@ -46,3 +51,24 @@ gymnasium.register(id="PointMaze-v0", entry_point=PointMaze, max_episode_steps=3
 def walk(env: PointMaze, observation: dict[str, Any]) -> np.ndarray:
     """An expert: straight to the goal."""
     return np.clip(observation["goal"] - observation["robot"]["position"], -0.1, 0.3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MazesConfig(GymnasiumConfig):
+    """A benchmark of suites, of which "short" has two starts and "broken" cannot be made."""
+
+    suite: str = "whole"
+
+    def evaluation_starts(self, num_tasks: int, episodes: int | None) -> list[tuple[int, int]]:
+        if self.suite == "short" and (episodes or 0) > 2:
+            raise UserError("short has two starts")
+        return [(0, seed) for seed in range(episodes or 2)]
+
+    def under_protocol(self, name: str) -> MazesConfig:
+        return self
+
+    def evaluation_suites(self, names: Sequence[str]) -> tuple[MazesConfig, ...]:
+        return tuple(replace(self, suite=name, id=self.id + "0" * (name == "broken")) for name in names)
+
+    def score_table(self, success: Mapping[str, float]) -> str:
+        return str(dict(success))

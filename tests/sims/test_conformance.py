@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from sims.subproc.vector_env import SubprocVectorEnv
 from sims.vector_env import DemonstratedEnv, Step, VectorEnv
-from sims.verification.conformance import CHECKS, MAX_STEPS, starts
+from sims.verification.conformance import CHECKS, MAX_STEPS, NUM_ENVS, starts
+from tests.sims.counting import Counting, CountingConfig
 from tests.sims.environments_to_check import ENVIRONMENTS
 
 CASES = [
@@ -29,6 +31,16 @@ def env(request: Any) -> Iterator[VectorEnv]:
 @pytest.mark.parametrize("check", CHECKS)
 def test_contract(env: VectorEnv, check: str) -> None:
     CHECKS[check](env)
+
+
+def test_long_instructions_are_within_the_contract() -> None:
+    long = "put the red cube on the blue plate and then the green bowl on top of it, gently, without moving the plate"
+    env = SubprocVectorEnv(CountingConfig(num_envs=NUM_ENVS, max_steps=MAX_STEPS, instructions=(long, "up")), Counting)
+    try:
+        CHECKS["shapes types and devices"](env)
+        assert env.observe().instruction.shape == (NUM_ENVS, 128)
+    finally:
+        env.close()
 
 
 @pytest.mark.parametrize(

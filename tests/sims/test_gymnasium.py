@@ -14,13 +14,16 @@ from sims.adapters.gymnasium import Gymnasium, GymnasiumConfig
 from sims.adapters.to_gymnasium import ToGymnasium, ToGymnasiumVector
 from sims.errors import UserError
 from sims.install import interpreter
+from sims.subproc.bootstrap import named
 from sims.subproc.single_env import seed32
 from sims.subproc.vector_env import SubprocVectorEnv
+from sims.subproc.worker import load
 from sims.subproc.worker_config import WorkerConfig
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.vector_env import StartState
 from tests.sims.counting import Counting, CountingConfig
 
+UNUSUAL = "tests.sims.unusual_gymnasium:"
 POINT = "tests.sims.point_maze:PointMaze-v0"
 
 
@@ -120,11 +123,91 @@ def test_actions_of_integers_are_the_nearest() -> None:
     assert moved == [0, 0, 1, 2, 2, 3, 3]
 
 
+@pytest.mark.filterwarnings("ignore:.*maximum and minimum values are equal")
+def test_an_action_of_one_value_is_demonstrated() -> None:
+    env = Gymnasium(GymnasiumConfig(id=UNUSUAL + "OneFixedAction-v0", expert=UNUSUAL + "forward"))
+    env.reset(task=0, seed=0)
+    assert env.demonstrate().tolist() == [1.0, -1.0]
+    before = env._state()
+    env.step(env.demonstrate())
+    np.testing.assert_allclose(env._state() - before, [1.0, 0.5], atol=1e-6)
+
+
+def test_a_success_key_may_come_at_the_end_of_an_episode_only() -> None:
+    env = Gymnasium(GymnasiumConfig(id=UNUSUAL + "SuccessAtTheEnd-v0"))
+    for action, success in ((1.0, True), (-1.0, False)):
+        env.reset(task=0, seed=0)
+        results = [env.step(np.full(2, action, np.float32)) for _ in range(3)]
+        assert [one.terminated for one in results] == [False, False, True]
+        assert [one.success for one in results] == [False, False, success]
+
+
+def test_environments_that_draw_from_the_global_generators_are_functions_of_the_seed() -> None:
+    env = SubprocVectorEnv(GymnasiumConfig(id=UNUSUAL + "GlobalGenerators-v0", num_envs=3), Gymnasium)
+    try:
+        env.reset(start=[StartState(task=0, seed=seed) for seed in (1, 1, 2)])
+        env.step(torch.zeros(3, 2))
+        one, other, third = env.observe().state
+        assert torch.equal(one, other)
+        assert not torch.equal(one, third)
+        env.reset([2], start=env.capture([0]))
+        assert torch.equal(env.observe().state[2], one)
+    finally:
+        env.close()
+
+
+def test_an_observation_that_is_an_image_is_a_camera() -> None:
+    sim = GymnasiumConfig(id=UNUSUAL + "Pixels-v0", images={"front": "observation"}, num_envs=2)
+    env = SubprocVectorEnv(sim, Gymnasium)
+    try:
+        assert (env.spec.cameras, env.spec.image_size, env.spec.state_dim) == (("front",), (8, 6), 0)
+        env.reset(start=[StartState(task=0, seed=seed) for seed in (1, 2)])
+        env.step(torch.zeros(2, 2))
+        observed = env.observe()
+        assert (observed.images == 1).all()
+        assert observed.state.shape == (2, 0)
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Pixels", r"is an image, uint8 \[8, 6, 3\], .*; name it as a camera, sim.images = {front: observation}"),
+        ("Pair", r"a tuple has no names; wrap the environment"),
+    ],
+)
+def test_an_observation_that_is_no_state_is_refused(name: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        Gymnasium(GymnasiumConfig(id=f"{UNUSUAL}{name}-v0"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"layout": {1: "wall"}}, "arguments.layout: keys must be text, got 1; the worker would get it as text"),
+        ({"size": [4, (3, 2)]}, r"arguments.size.1 must be text, a number, .* a list or a mapping, got \(3, 2\)"),
+        ({"size": np.int64(3)}, "arguments.size must be text, a number, .*, got .*3"),
+    ],
+)
+def test_arguments_that_would_reach_the_environment_as_others_are_refused(arguments: dict, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        config(arguments=arguments)
+
+
+def test_plain_arguments_reach_the_worker() -> None:
+    made = config(arguments={"layout": {"1": [True, None, 2.5, "wall"]}})
+    assert load(named(Gymnasium, made)) == (Gymnasium, made)
+
+
 def test_wrong_success_key_stops_the_run() -> None:
     env = SubprocVectorEnv(config(success="solved"), Gymnasium)
     try:
         env.reset(start=[StartState(task=0, seed=0)] * 2)
-        with pytest.raises(UserError, match=r"'solved', which is not in info; it has \['distance', 'is_success'\]"):
+        for _ in range(29):
+            env.step(torch.zeros(2, 2))
+        says = r"'solved', not in info at an episode's end; it has \['distance', 'is_success'\]"
+        with pytest.raises(UserError, match=says):
             env.step(torch.zeros(2, 2))
     finally:
         env.close()
@@ -191,6 +274,23 @@ def test_seeds_of_numpy_start_the_vector_wrapper_like_those_of_python() -> None:
             np.testing.assert_array_equal(env.reset(seed=seed)[0]["state"], env.reset(seed=same)[0]["state"])
     finally:
         env.close()
+
+
+def test_vector_wrappers_without_a_seed_start_differently_and_with_one_alike() -> None:
+    envs = [ToGymnasiumVector(TabletopEnv(TabletopConfig(num_envs=2, cameras=(), threads=1))) for _ in range(2)]
+    try:
+        one, other = (env.reset()[0]["state"] for env in envs)
+        assert not np.array_equal(one, other)
+        one, other = (env.reset(seed=5)[0]["state"] for env in envs)
+        np.testing.assert_array_equal(one, other)
+        one, other = (env.reset()[0]["state"] for env in envs)  # the sequence of the seed goes on
+        np.testing.assert_array_equal(one, other)
+        for seed in (-1, [0, -1]):
+            with pytest.raises(UserError, match="seeds must be at least 0, got"):
+                envs[0].reset(seed=seed)
+    finally:
+        for env in envs:
+            env.close()
 
 
 @pytest.mark.skipif(interpreter("aloha") is None, reason="vla-rl sims install aloha")

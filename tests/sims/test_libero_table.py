@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
 
+from policies.bundle import save_bundle
+from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
+from policies.policy import RobotSpec
+from sims.adapters.gymnasium import Gymnasium
 from sims.adapters.libero import LiberoConfig
 from sims.errors import UserError
 from sims.numbers.statistics import wilson_interval
 from sims.registry import score_table
+from sims.subproc.vector_env import SubprocVectorEnv
+from tests.sims.point_maze import MazesConfig
+from vla_rl.cli.training import Eval
+from vla_rl.config.environments import ENVIRONMENTS
 from vla_rl.config.experiment import Experiment
 from vla_rl.report.table import print_evaluation
 from vla_rl.runners.evaluate import evaluate_path, join_suites
@@ -61,6 +70,39 @@ def test_what_is_not_under_the_protocol_has_no_table(tmp_path: Path, monkeypatch
     assert "score_table" not in evaluate(experiment=experiment)
     assert "score_table" not in evaluate(experiment=experiment, suites=("spatial",))
     assert "Spatial" in evaluate(experiment=experiment, protocol="standard")["score_table"]
+
+
+def test_suites_are_checked_before_the_first_is_evaluated_and_reported_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(cast(Any, ENVIRONMENTS), MazesConfig, partial(SubprocVectorEnv, simulator=Gymnasium))
+    sim = MazesConfig(
+        id="tests.sims.point_maze:PointMaze-v0", state=("robot.position", "goal"), num_envs=2, max_steps=4
+    )
+    robot = RobotSpec(action_dim=2, state_dim=4, cameras=(), image_size=(0, 0), control_hz=5.0)
+    save_bundle(GaussianPolicy(GaussianPolicyConfig(action_horizon=2), robot), tmp_path / "bundle")
+    finished: list[dict[str, Any]] = []
+    evaluate = partial(
+        evaluate_path, tmp_path / "bundle", split=None, seed=0, experiment=Experiment(sim=sim, device="cpu"),
+        finished=finished.append,
+    )  # fmt: skip
+    with pytest.raises(UserError, match="short has two starts"):
+        evaluate(episodes=3, suites=("whole", "short"))
+    with pytest.raises(UserError, match="PointMaze-v00"):
+        evaluate(episodes=2, suites=("whole", "broken"))
+    assert finished == []
+    joined = evaluate(episodes=2, suites=("whole", "short"))
+    assert [one["episodes"] for one in finished] == [2, 2]
+    assert joined["episodes"] == 4
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_each_suite_is_shown_on_standard_error(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+    Eval(path=Path("run"), json=as_json)._show_suite(result("libero_goal", 7))
+    shown = capsys.readouterr()
+    name, first, *_ = shown.err.splitlines()
+    assert (shown.out, name) == ("", "libero_goal:")
+    assert json.loads(first)["success"] == 0.7 if as_json else first.split()[0] == "task"
 
 
 def test_error_for_a_simulator_without_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,12 @@ def test_without_an_expert_nothing_is_demonstrated_and_a_wrong_one_is_refused() 
         ("left_x: 0.02", "left_x: .nan", r"scene.yaml: numbers must be finite, got nan"),
         ("[0.03, 0.02, 0.3]", "[0.03, .inf, 0.3]", r"scene.yaml: numbers must be finite, got inf"),
         ("left_x: 0.02", "left_x: 0.02\n  left_x: 0.2", r"scene.yaml: key 'action.left_x' is given twice \(line 6\)"),
+        ("cameras: [", "cameras: [top, top, ", r"scene.yaml: cameras must be distinct, got top, top"),
+        (
+            "goal: [{near: [cube, right_goal], within: 0.05}]",
+            "goal: [{height: cube, above: -1}]",
+            r"the goal of the task 'push .*' holds at the start, in each of 100 draws; change the goal, start or vary",
+        ),
         ("goal: [{near: [cube, right_goal], within: 0.05}]", "goal: []", r"needs at least one condition"),
     ],
 )
@@ -153,26 +159,28 @@ JOINTS = """<mujoco><option timestep="0.01" gravity="0 0 0"/><worldbody>
 SERVO = '<position name="drive" joint="slide" kp="100" dampratio="1"/>'
 
 
-def joints(folder: Path, *, actuator: str = SERVO, rest: str = "", state: str = "[slide]") -> MujocoSceneConfig:
+def joints(
+    folder: Path, *, actuator: str = SERVO, rest: str = "", state: str = "[slide]", below: float = -5
+) -> MujocoSceneConfig:
     (folder / "scene.xml").write_text(JOINTS.format(actuator=actuator))
     (folder / "scene.yaml").write_text(
         f"model: scene.xml\naction: {{drive: 0.5}}\nstate: {state}\n{rest}\n"
-        "tasks: [{instruction: come home, goal: [{shut: slide, below: 0.1}]}]\n"
+        f"tasks: [{{instruction: come home, goal: [{{shut: slide, below: {below}}}]}}]\n"
     )
     return MujocoSceneConfig(scene=folder / "scene.yaml", num_envs=1)
 
 
-@pytest.mark.parametrize(
-    "actuator",
-    [
-        SERVO,
-        '<position name="drive" joint="slide" kp="1" dampratio="1" gear="10"/>',
-        '<position name="drive" joint="slide" kp="100" dampratio="1" timeconst="0.5"/>',
-        '<intvelocity name="drive" joint="slide" kp="100" kv="20" actrange="-9 9"/>',
-        '<velocity name="drive" joint="slide" kv="50"/>',
-        '<motor name="drive" joint="slide"/>',
-    ],
-)
+ACTUATORS = [
+    SERVO,
+    '<position name="drive" joint="slide" kp="1" dampratio="1" gear="10"/>',
+    '<position name="drive" joint="slide" kp="100" dampratio="1" timeconst="0.5"/>',
+    '<intvelocity name="drive" joint="slide" kp="100" kv="20" actrange="-9 9"/>',
+    '<velocity name="drive" joint="slide" kv="50"/>',
+    '<motor name="drive" joint="slide"/>',
+]
+
+
+@pytest.mark.parametrize("actuator", ACTUATORS)
 def test_a_varied_start_rests_under_any_actuator(tmp_path: Path, actuator: str) -> None:
     env = MujocoScene(joints(tmp_path, actuator=actuator, rest="vary: {slide: 0.5}"))
     for seed in range(3):
@@ -182,6 +190,42 @@ def test_a_varied_start_rests_under_any_actuator(tmp_path: Path, actuator: str) 
         for _ in range(20):
             env.step(np.zeros(1, dtype=np.float32))
         assert env.joint("slide") == pytest.approx(start, abs=1e-6)
+
+
+@pytest.mark.parametrize("actuator", ACTUATORS)
+def test_a_keyframe_without_controls_rests_under_any_actuator(tmp_path: Path, actuator: str) -> None:
+    config = joints(tmp_path, actuator=actuator, rest="start: out")
+    model = tmp_path / "scene.xml"
+    model.write_text(model.read_text().replace('ctrl="1"', ""))
+    env = MujocoScene(config)
+    for _ in range(20):
+        env.step(np.zeros(1, dtype=np.float32))
+    assert env.joint("slide") == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_keyframe_without_controls_holds_a_tendon_and_one_with_controls_keeps_them(tmp_path: Path) -> None:
+    keyframes = '<key name="bare" qpos=".5 .03 .03"/><key name="full" qpos=".5 .03 .03" ctrl="0 .01"/>'
+    (tmp_path / "scene.xml").write_text(TENDON.replace("</mujoco>", f"<keyframe>{keyframes}</keyframe></mujoco>"))
+    for start, controls in (("bare", [0.5, 0.03]), ("full", [0.0, 0.01])):
+        (tmp_path / "scene.yaml").write_text(
+            f"model: scene.xml\naction: {{turn: 0.1, grip: 0.01}}\nstate: [turn]\nstart: {start}\n"
+            "tasks: [{instruction: turn, goal: [{open: turn, above: 2}]}]\n"
+        )
+        env = MujocoScene(MujocoSceneConfig(scene=tmp_path / "scene.yaml"))
+        np.testing.assert_allclose(env._data.ctrl, controls)
+
+
+def test_a_varied_joint_stays_in_its_range_and_no_start_is_at_the_goal(tmp_path: Path) -> None:
+    config = joints(tmp_path, rest="vary: {slide: 0.5}", below=0.1)
+    model = tmp_path / "scene.xml"
+    model.write_text(model.read_text().replace('type="slide"', 'type="slide" range="0 .3" limited="true"'))
+    env = MujocoScene(config)
+    starts = []
+    for seed in range(100):
+        env.reset(task=0, seed=seed)
+        starts.append(env.joint("slide"))
+        assert not any(env.holds(condition) for condition in env.goal)  # shut: below 0.1
+    assert 0.1 <= min(starts) < 0.12 and 0.28 < max(starts) <= 0.3
 
 
 @pytest.mark.parametrize("joint", ["fly", "swing"])
@@ -203,10 +247,31 @@ def test_the_state_has_every_number_of_its_joints(tmp_path: Path) -> None:
     assert state.tolist() == [0, 0.5, 0, 1, 1, 0, 0, 0, 1, 0, 0, 0]
 
 
+def test_positions_and_images_are_of_the_same_instant_as_the_state(tmp_path: Path) -> None:
+    """One physics step per control step, so that one of delay would show."""
+    config = joints(tmp_path, rest="control_hz: 100\ncameras: [top]")
+    model = tmp_path / "scene.xml"
+    model.write_text(model.read_text().replace("<worldbody>", '<worldbody><camera name="top" pos="0 0 2"/>'))
+    moved, placed = MujocoScene(config), MujocoScene(config)
+    for _ in range(10):
+        moved.step(np.ones(1, dtype=np.float32))
+        assert moved.position("cart")[0] == moved.joint("slide") != 0.0
+    placed._data.qpos[:] = moved._data.qpos
+    placed._mujoco.mj_forward(placed._model, placed._data)
+    images = np.zeros((2, 1, 64, 64, 3), dtype=np.uint8)
+    for env, image in zip((moved, placed), images, strict=True):
+        env.observe(images=image, state=np.zeros(1, dtype=np.float32))
+        env.close()
+    np.testing.assert_array_equal(*images)
+    assert images.any()
+
+
 def test_unstable_physics_is_a_failure_and_no_return_to_the_start(tmp_path: Path) -> None:
     """MuJoCo would go on from the model's initial state, where this goal holds."""
     actuator = '<position name="drive" joint="slide" kp="1e12"/>'
-    env = SubprocVectorEnv(joints(tmp_path, actuator=actuator, rest="start: out\nhold_steps: 1"), MujocoScene)
+    env = SubprocVectorEnv(
+        joints(tmp_path, actuator=actuator, rest="start: out\nhold_steps: 1", below=0.1), MujocoScene
+    )
     try:
         env.reset(start=[StartState(task=0, seed=0)])
         step = env.step(torch.ones(1, 1))

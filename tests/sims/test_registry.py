@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import pytest
 import torch
 
@@ -109,6 +112,25 @@ def test_examples_for_the_throughput_comparison(monkeypatch: pytest.MonkeyPatch)
     assert config.arguments["visualization_width"] == 128
     with pytest.raises(UserError, match="no simulator 'tabletop' that runs in worker processes; there are robosuite"):
         examples.worker_example("tabletop", num_envs=1, image_size=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bare:
+    name: Literal["bare"] = "bare"
+    num_envs: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needy(Bare):
+    name: Literal["needy"] = "needy"  # type: ignore[assignment]
+    level: int
+
+
+def test_examples_of_registered_simulators_need_no_settings_of_cameras() -> None:
+    for image_size in (0, 64):
+        assert examples._with_cameras(Bare)(3, image_size) == Bare(num_envs=3)
+    with pytest.raises(UserError, match=r"^needy: Needy.level has no default; give it one"):
+        examples._with_cameras(Needy)(3, 64)
 
 
 def test_every_built_in_simulator_has_an_example() -> None:

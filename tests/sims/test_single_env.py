@@ -59,6 +59,17 @@ def test_a_worker_gets_the_trainers_configuration() -> None:
     assert load(named(Scene, config)) == (Scene, config)
 
 
+class Renamed(Counting):
+    """Its constructor's parameter has another name and no annotation."""
+
+    def __init__(self, settings):  # type: ignore[no-untyped-def]
+        raise NotImplementedError
+
+
+def test_the_constructor_names_its_parameter_as_it_likes() -> None:
+    assert load(named(Renamed, SceneConfig())) == (Renamed, SceneConfig())
+
+
 @pytest.mark.parametrize(
     ("name", "instruction"),
     [

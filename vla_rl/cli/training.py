@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from tyro.conf import Positional, arg
@@ -14,7 +16,7 @@ from tyro.conf import Positional, arg
 from sims.errors import UserError
 from sims.numbers.ranges import PositiveInt, Seed
 from vla_rl.cli.arguments import Json, load_experiment
-from vla_rl.cli.result import Result
+from vla_rl.cli.result import Result, show
 from vla_rl.config.controls import Control
 
 
@@ -109,7 +111,8 @@ class Eval:
     sim: Annotated[Path | None, arg(metavar="CONFIG")] = None
     """a YAML file whose simulator to evaluate in (default: that of the run that the bundle lies in)"""
     suite: tuple[str, ...] = ()
-    """for a benchmark of several suites: evaluate in these, EPISODES in each; all: those of its published table"""
+    """for a benchmark of several suites: evaluate in these, EPISODES in each; all: those of its published table.
+    The result of each is also written to standard error as soon as it is there"""
     protocol: str | None = None
     """with the benchmark's own starts, time limits and images, for example standard of libero; instead of --split"""
     control: Control = "none"
@@ -121,9 +124,7 @@ class Eval:
     json: Json = False
 
     def run(self) -> Result:
-        from vla_rl.report.table import print_evaluation
         from vla_rl.runners.evaluate import evaluate_path
-        from vla_rl.runs.result import with_episodes
 
         result = evaluate_path(
             self.path,
@@ -135,7 +136,21 @@ class Eval:
             experiment=None if self.sim is None else load_experiment(self.sim),
             device=self.device,
             protocol=self.protocol,
+            finished=self._show_suite,
         )
+        return self._shown(result)
+
+    def _show_suite(self, result: dict[str, Any]) -> None:
+        """On standard error, as the joined result will be shown on standard output; what follows may fail."""
+        with contextlib.redirect_stdout(sys.stderr):
+            print(f"{result['simulator']}:")
+            show(self._shown(result), as_json=self.json)
+
+    @staticmethod
+    def _shown(result: dict[str, Any]) -> Result:
+        from vla_rl.report.table import print_evaluation
+        from vla_rl.runs.result import with_episodes
+
         shown = result | {"per_task": with_episodes(result["per_task"])}
         return Result(result, table=partial(print_evaluation, shown))
 

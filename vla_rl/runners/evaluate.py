@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypedDict, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -243,13 +244,15 @@ def evaluate_path(
     protocol: str | None = None,
     experiment: Experiment | None = None,
     device: str | None = None,
+    finished: Callable[[dict[str, Any]], object] = lambda result: None,
 ) -> dict[str, Any]:
     """``vla-rl eval``: a run's newest bundle, or a bundle, on held-out starts of a simulator's ``split``.
 
     ``experiment``: whose simulator it is, and for a bundle whose seed and device too; None: that of the run itself, or
     that the bundle lies in. ``suites`` of the simulator's benchmark are evaluated one after the other, ``episodes`` of
-    each. ``device``: another one than the experiment's. ``protocol``: with all settings of the benchmark's own, by
-    default on all starts that it publishes. The benchmark's table of scores is of its protocol alone.
+    each, once all of them could be started; of several, ``finished`` gets the result of each. ``device``: another one
+    than the experiment's. ``protocol``: with all settings of the benchmark's own, by default on all starts that it
+    publishes. The benchmark's table of scores is of its protocol alone.
     """
     bundle, sim = path, None if experiment is None else experiment.sim
     if experiment is None or (path / CONFIG_FILE).exists():
@@ -266,11 +269,44 @@ def evaluate_path(
     episodes = DEFAULT_EPISODES if episodes is None and protocol is None else episodes
     place = experiment_device(experiment)
     configs = evaluation_suites(sim, suites) if suites else (sim,)
-    results = [evaluate_in(one, bundle, device=place, episodes=episodes, seed=seed, control=control) for one in configs]
+    options: _Options = {"device": place, "episodes": episodes, "seed": seed, "control": control}
+    for later in configs[1:]:
+        with _prepared(replace(later, num_envs=1), bundle, **options):
+            pass
+    results = []
+    for one in configs:
+        results.append(evaluate_in(one, bundle, **options))
+        if len(configs) > 1:
+            finished(results[-1])
     joined = join_suites(results) if suites else results[0]
     success = {result["simulator"]: result["success"] for result in results}
     table = score_table(sim, success) if all(map(is_under_protocol, configs)) else None
     return joined if table is None else joined | {"suites": success, "score_table": table}
+
+
+class _Options(TypedDict):
+    """The settings of ``evaluate_in``."""
+
+    device: Device
+    episodes: int | None
+    seed: int
+    control: Control
+
+
+@contextmanager
+def _prepared(
+    sim: SimulatorConfig, bundle: Path, *, device: Device, episodes: int | None, seed: int, control: Control
+) -> Iterator[tuple[VectorEnv, Policy, list[StartState]]]:
+    """What is evaluated, where and from which starts. UserError for a ``control`` that would change nothing."""
+    env = make_env(sim)
+    try:
+        policy = load_bundle(bundle, robot=RobotSpec.of(env.spec), device=device)
+        starts = evaluation_starts(sim, num_tasks=len(env.spec.tasks), seed=seed, episodes=episodes)
+        if reason := why_not(control, env, starts):
+            raise UserError(f"--control {control} does not apply: {reason}")
+        yield env, policy, starts
+    finally:
+        env.close()
 
 
 def evaluate_in(
@@ -280,15 +316,9 @@ def evaluate_in(
 
     ``weights`` (sha256) says of which policy. UserError for a ``control`` that would change nothing.
     """
-    env = make_env(sim)
-    try:
-        policy = load_bundle(bundle, robot=RobotSpec.of(env.spec), device=device)
-        starts = evaluation_starts(sim, num_tasks=len(env.spec.tasks), seed=seed, episodes=episodes)
-        if reason := why_not(control, env, starts):
-            raise UserError(f"--control {control} does not apply: {reason}")
+    options: _Options = {"device": device, "episodes": episodes, "seed": seed, "control": control}
+    with _prepared(sim, bundle, **options) as (env, policy, starts):
         summaries = evaluate_both(policy, env, starts, seed=seed, title="evaluate", control=control)
-    finally:
-        env.close()
     deployed = summaries["deployed"]
     return deployed | {
         "stochastic": {key: summaries["stochastic"][key] for key in ("success", "interval")},
