@@ -181,6 +181,32 @@ def test_recap_learns_nothing_from_episodes_that_still_run(store: Path) -> None:
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
+def test_nothing_follows_a_time_limit_in_recap_s_advantage(tmp_path: Path) -> None:
+    """V there is of no recorded return: a failed episode's last chunks are worth -V, not V of what they led to."""
+    horizon = CONFIGS["gaussian"].action_horizon
+    env = ReachEnv(num_envs=3, max_steps=6 * horizon)
+    recorder = RecordedEnv(env, EpisodeStore(tmp_path / "store", create=True), source="policy", split="train")
+    recorder.reset(start=[StartState(task=index, seed=index) for index in range(3)])
+    for step in range(6 * horizon):
+        if step % horizon == 0:
+            recorder.observe()
+        recorder.step(torch.zeros(3, 2))
+    recorder.observe()
+    recorder.commit()
+    made = learner("recap", tmp_path / "store", n_step=3)
+    batch = made._draw(64)
+    assert batch.return_to_go is not None and (batch.return_to_go == 0).all()
+    ended = batch.discount == 0
+    assert 0.3 < ended.float().mean() < 0.7  # of 6 chunks the last 3 reach the limit
+    context = made.policy.restore(batch.inputs)
+    with torch.no_grad():
+        advantage = made.critics.advantage(context, batch, Proposals())
+        value = made.critics.state_value(made.critics.features(context))
+    torch.testing.assert_close(advantage[ended], -value[ended])
+    assert (value > 0.1).all()  # before training: the middle of the histogram
+    assert (learner("iql", tmp_path / "store", n_step=3)._draw(64).discount > 0).all()
+
+
 def test_the_conservative_term_by_hand() -> None:
     """One uniform draw of Q 1 and density 1/2; one of the policy of Q 0, density 2 and return .5; Q of the data .2."""
     q, log_two = torch.tensor, math.log(2.0)

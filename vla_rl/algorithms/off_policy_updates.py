@@ -97,11 +97,14 @@ class OffPolicyUpdates(ABC):
                     )
 
     def _drawn(self, parts: Sequence[tuple[Replay | None, int]]) -> Windows:
-        """So many windows of each, rewards scaled; images are shifted at random."""
-        config = self.config
-        returns = self._conservative_weight() > 0 or config.recap is not None
+        """So many windows of each, rewards scaled; images are shifted at random.
+
+        RECAP's V is of returns that end at a time limit, so nothing follows it in an advantage either.
+        """
+        config, recap = self.config, self.config.recap is not None
+        returns = self._conservative_weight() > 0 or recap
         drawn = [
-            source.sample(number, chunks=config.n_step, returns=returns)
+            source.sample(number, chunks=config.n_step, returns=returns, time_limit_ends=recap)
             for source, number in parts
             if source is not None and number
         ]

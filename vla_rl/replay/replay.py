@@ -175,18 +175,24 @@ class Replay:
 
     # -- drawing ------------------------------------------------------------------------------------------------------
 
-    def sample(self, count: int, *, chunks: int, returns: bool = False) -> Windows:
+    def sample(self, count: int, *, chunks: int, returns: bool = False, time_limit_ends: bool = False) -> Windows:
         """``count`` windows of up to ``chunks`` chunks, uniformly with replacement. UserError where there is none."""
         if not len(self):
             raise UserError("the replay holds no transition yet; raise algorithm.warmup")
-        return self.windows(self._starts[self.rng.integers(len(self), size=count)], chunks=chunks, returns=returns)
+        start = self._starts[self.rng.integers(len(self), size=count)]
+        return self.windows(start, chunks=chunks, returns=returns, time_limit_ends=time_limit_ends)
 
-    def windows(self, start: Int64[np.ndarray, " B"], *, chunks: int, returns: bool = False) -> Windows:
+    def windows(
+        self, start: Int64[np.ndarray, " B"], *, chunks: int, returns: bool = False, time_limit_ends: bool = False
+    ) -> Windows:
         """The windows of up to ``chunks`` chunks that begin at these entries; with ``return_to_go`` if ``returns``.
 
         A window ends early where its episode ends, and at the newest entry, whose successor is not known yet.
+        ``time_limit_ends``: no value follows a time limit, as after a task's end.
         """
         reward, discount, end = self._n_step(start, chunks)
+        if time_limit_ends:
+            discount = np.where(self._entries.timed_out.numpy()[end], 0.0, discount)
         entries, first, last = self._entries, torch.from_numpy(start), torch.from_numpy(end)
         windows = Windows(
             inputs=entries.inputs[first],
