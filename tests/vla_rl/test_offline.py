@@ -45,6 +45,7 @@ from vla_rl.algorithms.offline_losses import (
     positive_labels,
 )
 from vla_rl.algorithms.td_target import td_target
+from vla_rl.rollouts.experience import Experience
 from vla_rl.runners.iterations import algorithm_state, restore_algorithm
 from vla_rl.runs.checkpoint import load_tree, save_tree
 
@@ -439,6 +440,22 @@ def test_a_bad_update_is_taken_back_and_a_good_one_kept(store: Path, tmp_path: P
     assert second["success"] == pytest.approx(second["gate_success"] - second["gate_gain"])  # of what is kept
     for name, value in good.policy.state_dict().items():
         assert torch.equal(bad.policy.state_dict()[name], value), name
+
+
+def test_the_gate_s_control_steps_are_counted(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of environments whose episode has ended are not, as everywhere."""
+    made, counted = learner("iql", store, gate=GateConfig(episodes=8)), list[float]()
+    run = made.collector.episodes
+
+    def count(starts: list[StartState]) -> Experience:
+        rollout = run(starts)
+        counted.append(float((rollout.num_executed * rollout.valid).sum()))
+        return rollout
+
+    monkeypatch.setattr(made.collector, "episodes", count)
+    first, second = made.iterate()["control_steps"], made.iterate()["control_steps"]
+    assert len(counted) == 6 and min(counted) > 0  # 4 environments: two rounds each, the first iteration's twice
+    assert (first, second) == (sum(counted[:4]), sum(counted[4:]))
 
 
 def test_the_accepted_state_stays_as_it_was_whatever_is_done_with_what_was_handed_out() -> None:

@@ -141,8 +141,10 @@ class OffPolicy(OffPolicyUpdates):
         """``offline_updates`` updates, which the gate keeps or takes back."""
         totals = defaultdict[str, list[float]](list)
         self._fit_features()  # weights that the gate takes back have the scale of features too
+        acted = 0
         if self.gate is not None and self.gate.is_open:
-            self.gate.accept(self._outcomes(self.gate.config.episodes), self._state_of(self._parts_of_policy()))
+            outcomes, acted = self._outcomes(self.gate.config.episodes)
+            self.gate.accept(outcomes, self._state_of(self._parts_of_policy()))
         with self.collector.timer.section("learn"):
             for _ in range(self.config.offline_updates):
                 self._update_into(totals)
@@ -151,18 +153,23 @@ class OffPolicy(OffPolicyUpdates):
         if self.gate is None:
             return metrics
         parts = self._parts_of_policy()
-        kept, found = self.gate.accept(self._outcomes(self.gate.config.episodes), self._state_of(parts))
+        outcomes, more = self._outcomes(self.gate.config.episodes)
+        kept, found = self.gate.accept(outcomes, self._state_of(parts))
         self._restore(parts, kept)
         self._publish()
-        return metrics | found
+        return metrics | found | {"control_steps": float(acted + more)}
 
-    def _outcomes(self, episodes: int) -> Bool[Tensor, " episodes"]:
-        """Success of the acting policy from as many starts, always the same ones."""
+    def _outcomes(self, episodes: int) -> tuple[Bool[Tensor, " episodes"], int]:
+        """Success of the acting policy from as many starts, always the same ones; control steps of all environments."""
         collector, size = self.collector, self.collector.num_envs
         starts = StartSequence("train", seed=self.gate_seed, num_tasks=self.num_tasks)
+        outcomes, control_steps = list[Tensor](), 0
         with collector.suspended(), crossing("outcomes"):
-            rounds = [collector.episodes(starts.take(size)).success.any(0).cpu() for _ in range(-(-episodes // size))]
-        return torch.cat(rounds)[:episodes]
+            for _ in range(-(-episodes // size)):
+                rollout = collector.episodes(starts.take(size))
+                outcomes.append(rollout.success.any(0).cpu())
+                control_steps += rollout.control_steps()
+        return torch.cat(outcomes)[:episodes], control_steps
 
     # -- act ----------------------------------------------------------------------------------------------------------
 
