@@ -45,6 +45,7 @@ from vla_rl.algorithms.offline_losses import (
     positive_labels,
 )
 from vla_rl.algorithms.td_target import td_target
+from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.experience import Experience
 from vla_rl.runners.iterations import algorithm_state, restore_algorithm
 from vla_rl.runs.checkpoint import load_tree, save_tree
@@ -456,6 +457,32 @@ def test_the_gate_s_control_steps_are_counted(store: Path, monkeypatch: pytest.M
     first, second = made.iterate()["control_steps"], made.iterate()["control_steps"]
     assert len(counted) == 6 and min(counted) > 0  # 4 environments: two rounds each, the first iteration's twice
     assert (first, second) == (sum(counted[:4]), sum(counted[4:]))
+
+
+def test_the_gate_s_episodes_change_nothing_of_training_and_explore_alike(store: Path) -> None:
+    """Neither the success rates by which tasks are drawn nor the draws of exploration: an equal policy gains 0."""
+    trained: dict[str, Any] = {"offline_updates": 100, "actor_learning_rate": 3e-3}
+    made = learner("iql", store, envs=20, gate=GateConfig(episodes=40), failure_weight=0.9, **trained)
+    made.iterate()
+    assert isinstance(made.collector, Collector)
+    made.collector.starts.success[:] = 0.8
+    draws = made.collector.generator.get_state()
+    starts = copy.deepcopy(made.collector.starts.state_dict())
+    outcomes = [made._outcomes(40)[0] for _ in range(2)]
+    assert 0 < outcomes[0].float().mean() < 1 and torch.equal(*outcomes)
+    assert torch.equal(made.collector.generator.get_state(), draws)
+    assert made.collector.starts.next_index == starts["next_index"]
+    assert (made.collector.starts.success == starts["success"]).all()
+
+
+def test_a_gated_run_resumes_exactly(store: Path, tmp_path: Path) -> None:
+    whole, found = learner("iql", store, gate=GateConfig(episodes=8), failure_weight=0.5), []
+    for iteration in range(3):
+        save_tree(tmp_path / f"{iteration}.safetensors", algorithm_state(whole))
+        found.append(untimed(whole.iterate()))
+    resumed = learner("iql", store, gate=GateConfig(episodes=8), failure_weight=0.5)
+    restore_algorithm(resumed, load_tree(tmp_path / "1.safetensors"))
+    assert [untimed(resumed.iterate()) for _ in range(2)] == found[1:]
 
 
 def test_the_accepted_state_stays_as_it_was_whatever_is_done_with_what_was_handed_out() -> None:

@@ -160,15 +160,20 @@ class OffPolicy(OffPolicyUpdates):
         return metrics | found | {"control_steps": float(acted + more)}
 
     def _outcomes(self, episodes: int) -> tuple[Bool[Tensor, " episodes"], int]:
-        """Success of the acting policy from as many starts, always the same ones; control steps of all environments."""
+        """Success of the acting policy from as many starts, always the same ones; control steps of all environments.
+
+        The collector is left as it was: training learns nothing from these episodes, and as nothing is acted between
+        them, the policy explores by the same draws each time.
+        """
         collector, size = self.collector, self.collector.num_envs
         starts = StartSequence("train", seed=self.gate_seed, num_tasks=self.num_tasks)
-        outcomes, control_steps = list[Tensor](), 0
-        with collector.suspended(), crossing("outcomes"):
+        outcomes, control_steps, before = list[Tensor](), 0, collector.state_dict()
+        with crossing("outcomes"):
             for _ in range(-(-episodes // size)):
                 rollout = collector.episodes(starts.take(size))
                 outcomes.append(rollout.success.any(0).cpu())
                 control_steps += rollout.control_steps()
+            collector.load_state_dict(before)
         return torch.cat(outcomes)[:episodes], control_steps
 
     # -- act ----------------------------------------------------------------------------------------------------------
