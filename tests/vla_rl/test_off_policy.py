@@ -30,10 +30,14 @@ from tests.policies.small_configs import CONFIGS, ENCODER
 from tests.reach_env import ReachEnv
 from tests.rewards.small_classifier import NEVER, untrained
 from tests.worlds import ChainEnv, PointEnv
+from vla_rl.algorithms.grpo import GRPOConfig, GRPOUpdateConfig
 from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.off_policy_critics import Proposals
 from vla_rl.algorithms.off_policy_settings import BestOfConfig, EntropyConfig, IQLConfig, OffPolicyConfig
+from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.algorithms.td_target import td_target, temperature_loss
+from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, FromBundle
 from vla_rl.config.loader import load_config
@@ -400,6 +404,25 @@ def test_around_noise_the_replay_holds_noise(store: Path) -> None:
     assert made.updates > made.config.critic_warmup
     with pytest.raises(UserError, match=r"around noise learns from what it acts itself"):
         learner(PointEnv(num_envs=4), chosen, base="denoising", store=store)
+
+
+@pytest.mark.parametrize("base", ["denoising", "pi0", "pi05", "smolvla", "diffusion_policy"])
+def test_ppo_and_grpo_learn_to_choose_the_noise_of_any_base(base: str) -> None:
+    """Noise of 12 x 8 or 16 x 2 for an executed chunk of 8 x 2 among them."""
+    env = PointEnv(num_envs=4, max_steps=24)
+    chosen = dataclasses.replace(SAC, around="noise", scale=1.5, action_horizon=None)
+    update = GRPOUpdateConfig(minibatch=8, micro_batch=8, epochs=1, entropy_weight=0.01)
+    settings = (
+        PPOConfig(chunks=2, critic_warmup=0, update=UpdateConfig(entropy_weight=0.01)),
+        GRPOConfig(groups=2, group_size=2, min_success=0.0, max_success=1.0, update=update),
+    )
+    for config in settings:
+        torch.manual_seed(0)
+        policy = residual_on(build_policy(CONFIGS[base], RobotSpec.of(env.spec)), chosen)
+        before = policy.head[-1].weight.clone()
+        metrics = build_algorithm(config, policy, env, seed=0).iterate()
+        assert all(math.isfinite(value) for name, value in metrics.items() if name != "success")
+        assert config.name == "grpo" or not torch.equal(policy.head[-1].weight, before)
 
 
 @pytest.mark.parametrize(
