@@ -21,10 +21,11 @@ from policies.pretrained.storage import GB, StorageConfig
 from policies.registry import build_policy
 from policies.residual.best_of import BestOfPolicy, best_of
 from policies.residual.ensemble import CACHED_ROWS, EnsembleConfig, QEnsemble, follow
+from policies.residual.histogram import HistogramConfig
 from policies.residual.policy import FixedNoiseConfig, ResidualConfig, ResidualPolicy, SquashedNoiseConfig, residual_on
 from sims.errors import UserError
 from sims.numbers.finite import NotFinite
-from sims.vector_env import Observation, StartState
+from sims.vector_env import Observation, StartState, Step
 from tests.family_learning import clone, success
 from tests.policies.small_configs import CONFIGS, ENCODER
 from tests.reach_env import ReachEnv
@@ -404,6 +405,41 @@ def test_around_noise_the_replay_holds_noise(store: Path) -> None:
     assert made.updates > made.config.critic_warmup
     with pytest.raises(UserError, match=r"around noise learns from what it acts itself"):
         learner(PointEnv(num_envs=4), chosen, base="denoising", store=store)
+
+
+class PaidEnv(PointEnv):
+    """Pays 1 at every step."""
+
+    def step(self, action: torch.Tensor) -> Step:
+        step = super().step(action)
+        return dataclasses.replace(step, reward=torch.ones_like(step.reward))
+
+
+def test_returns_of_the_policy_that_no_histogram_holds_are_refused() -> None:
+    """With gamma .9 and episodes of 6 steps a return is 1 + .9 + ... + .9^5 = 4.69."""
+
+    def made(**histogram: float) -> OffPolicy:
+        critic = dataclasses.replace(SMALL.critic, histogram=HistogramConfig(**histogram))
+        return learner(PaidEnv(num_envs=4, max_steps=6), TD3, gamma=0.9, critic=critic)
+
+    refused = r"the policy's own returns are from 1.9 to 4.686 .* from 0 to 4: set critic.histogram.low and high"
+    with pytest.raises(UserError, match=refused):
+        made(high=4.0).iterate()
+    for high, cut in ((4.7, True), (10.0, False)):  # behind the time limit values go on, to 1 / (1 - gamma)
+        held = made(high=high)
+        held.iterate()
+        assert (held.iterate()["cut_targets"] > 0) == cut
+    target = torch.tensor([-1.0, -0.1, 0.0, 4.7, 4.8, 6.0])
+    assert HistogramConfig(high=4.7).beyond(target).tolist() == [True, False, False, False, False, True]
+
+
+def test_targets_that_a_histogram_cuts_are_told() -> None:
+    """A bonus of entropy is in no return."""
+    critic = dataclasses.replace(SMALL.critic, histogram=HistogramConfig())
+    entropy = EntropyConfig(backup=True, temperature=10.0)
+    made = learner(PointEnv(num_envs=4), SAC, critic=critic, entropy=entropy)
+    made.iterate()
+    assert made.iterate()["cut_targets"] > 0.9
 
 
 @pytest.mark.parametrize("base", ["denoising", "pi0", "pi05", "smolvla", "diffusion_policy"])

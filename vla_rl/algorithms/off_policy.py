@@ -122,6 +122,7 @@ class OffPolicy(OffPolicyUpdates):
                 while self.updates < self._updates_due():
                     self._update_into(totals)
             self._publish()
+        self._check_returns(self.replay, whose="the policy's own")
         rollout = Experience.stack(acted)
         return {
             **_means(totals),
