@@ -628,9 +628,13 @@ def test_a_cloned_policy_improves(noise: str) -> None:
     spread = FixedNoiseConfig(std=0.2) if noise == "fixed" else SquashedNoiseConfig()
     torch.manual_seed(0)
     policy: ResidualPolicy = residual_on(base, ResidualConfig(scale=0.5, noise=spread, hidden=(64, 64)))
+    kinds: dict[str, dict[str, Any]] = {
+        "fixed": {"target_noise": 0.1},
+        "squashed": {"entropy": EntropyConfig(temperature=0.01)},
+    }
     config = OffPolicyConfig(
         chunks=40, warmup=300, warmup_noise=0.3, critic_warmup=200, batch_size=128, demonstration_share=0.0,
-        utd_ratio=0.25, target_noise=0.1, entropy=EntropyConfig(temperature=0.01) if noise == "squashed" else None,
+        utd_ratio=0.25, **kinds[noise],
         critic=EnsembleConfig(members=5, hidden=(64, 64), polyak_tau=0.01),
     )  # fmt: skip
     made = OffPolicy(config, policy, ReachEnv(num_envs=16), seed=0)

@@ -358,9 +358,9 @@ def test_returns_that_no_histogram_holds_are_refused(method: str, histogram: str
     support = HistogramConfig()
 
     def made(**settings: Any) -> OffPolicy:
-        own = {"recap": RecapConfig(histogram=support)} if method == "recap" else {}
-        critic = dataclasses.replace(SMALL.critic, histogram=support)
-        return learner(method, store, critic=critic, **own | settings)
+        if method == "recap":
+            return learner(method, store, recap=RecapConfig(histogram=support), **settings)
+        return learner(method, store, critic=dataclasses.replace(SMALL.critic, histogram=support), **settings)
 
     made()
     refused = rf"from 0 to [23][\d.]* \(with reward_scale 3\), .*{histogram} from 0 to 1: set {histogram}.low and high"
@@ -400,6 +400,41 @@ def test_what_does_not_fit_is_refused(store: Path) -> None:
     made = learner("iql", store)
     with pytest.raises(UserError, match=r"offline_iterations is not 0.*give algorithm.stores"):
         OffPolicy(dataclasses.replace(made.config, stores=()), made.policy, ReachEnv(num_envs=2), seed=0)
+
+
+UNREAD: dict[str, tuple[str, dict[str, Any]]] = {
+    "cloning_weight": ("with algorithm.iql", {"iql": IQLConfig(), "cloning_weight": 0.4}),
+    "correction_weight": ("with algorithm.recap", {"recap": RecapConfig(), "correction_weight": 0.1}),
+    "actor_value": ("with algorithm.best_of", {"best_of": BestOfConfig(), "actor_value": "least"}),
+    "target_noise": ("with algorithm.entropy", {"entropy": EntropyConfig(), "target_noise": 0.2}),
+    "cloned_actors": ("with cloning_weight 0", {"cloned_actors": ("human",)}),
+}
+CAL_QL: dict[str, Any] = {"entropy": EntropyConfig(), "iterations": 4}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_setting_that_the_method_does_not_read_is_refused(name: str) -> None:
+    where, settings = UNREAD[name]
+    for kind in (OffPolicyConfig, RecordedUpdatesConfig):
+        if kind is OffPolicyConfig or "best_of" not in settings:
+            with pytest.raises(ValueError, match=f"algorithm.{name} has no effect {where}: leave it at "):
+                kind(**settings)
+
+
+def test_what_a_critic_that_is_not_there_would_read_is_refused() -> None:
+    """And a weight of Cal-QL for a stage that the run does not have."""
+    critic = EnsembleConfig(histogram=HistogramConfig())
+    with pytest.raises(ValueError, match=r"critic.histogram is of Q, and recap learns V alone: set recap.histogram"):
+        OffPolicyConfig(recap=RecapConfig(), critic=critic)
+    online, offline = CalQLConfig(online_weight=0.0), CalQLConfig(weight=1.0)
+    with pytest.raises(ValueError, match=r"cal_ql.online_weight has no effect where all iterations are offline"):
+        OffPolicyConfig(cal_ql=online, offline_iterations=4, **CAL_QL)
+    with pytest.raises(ValueError, match=r"cal_ql.online_weight has no effect where nothing is acted"):
+        RecordedUpdatesConfig(cal_ql=online, entropy=EntropyConfig())
+    with pytest.raises(ValueError, match=r"cal_ql.weight has no effect with offline_iterations 0"):
+        OffPolicyConfig(cal_ql=offline, **CAL_QL)
+    for weights in (online, offline):
+        OffPolicyConfig(cal_ql=weights, offline_iterations=2, **CAL_QL)
 
 
 # -- the gate ---------------------------------------------------------------------------------------------------------
