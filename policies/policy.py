@@ -111,14 +111,15 @@ class Stateless(TensorDataclass):
 
 @dataclass(frozen=True, kw_only=True)
 class ActionSample(TensorDataclass):
-    """``action`` is in environment units, clipped to [-1, 1]; ``log_prob`` per stochastic step S and element, float32.
+    """``action`` is in environment units, clipped to [-1, 1]; ``log_prob`` per stochastic step S and element of what is
+    drawn, float32: of the chunk, or of the noise it is made from.
 
     ``trace``: what ``Policy.log_prob`` needs to score the sample again (a denoising chain, tokens, the raw action).
     """
 
     action: Float[Tensor, "*B H A"]
     trace: TensorDataclass
-    log_prob: Float[Tensor, "*B S H A"]
+    log_prob: Float[Tensor, "*B S length width"]
 
 
 C = TypeVar("C", bound=TensorDataclass)

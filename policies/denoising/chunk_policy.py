@@ -56,9 +56,25 @@ class DenoisedChunks(Policy[C, DenoisingTrace]):
         """The chunk in environment units, in [-1, 1]."""
         return self.unnormalized(x_0).clamp(-1, 1)
 
-    def denoised(self, context: C, noise: Float[Tensor, "B noise_length noise_width"]) -> Float[Tensor, "B H A"]:
-        """``act_from_noise`` before ``to_action`` clips it or switches a gripper, which leave no gradient."""
-        return self.unnormalized(integrate(self.predict(context), self.act_kernel, self.initial_noise * noise))
+    def holding(
+        self, predict: Predict, committed: Float[Tensor, "B H A"] | None, known: Bool[Tensor, "*B H"] | None
+    ) -> Predict:
+        """``predict`` behind the ``committed`` actions where they are ``known``; here these change nothing."""
+        return predict
+
+    def denoised(
+        self,
+        context: C,
+        noise: Float[Tensor, "B noise_length noise_width"],
+        committed: Float[Tensor, "B H A"] | None = None,
+        known: Bool[Tensor, "B H"] | None = None,
+    ) -> Float[Tensor, "B H A"]:
+        """``act_from_noise`` before ``to_action`` clips it or switches a gripper, which leave no gradient.
+
+        Where actions are ``known``, for each chunk others, it holds what was denoised in their place.
+        """
+        predict = self.holding(self.predict(context), committed, known)
+        return self.unnormalized(integrate(predict, self.act_kernel, self.initial_noise * noise))
 
     # -- acting ----------------------------------------------------------------------------------------------------
 
@@ -92,6 +108,7 @@ class DenoisedChunks(Policy[C, DenoisingTrace]):
         known: Bool[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "B H A"]:
         """``act_from_noise``, denoising by ``predict``."""
+        predict = self.holding(predict, committed, known)
         action = self.to_action(integrate(predict, self.act_kernel, self.initial_noise * noise), context)
         return keep_committed(action, committed, known)
 

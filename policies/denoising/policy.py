@@ -142,18 +142,13 @@ class DenoisingPolicy(DenoisedChunks[EncodedContext], HasCompactEncoder):
     def encode(self, obs: Observation, state: TensorDataclass) -> tuple[EncodedContext, TensorDataclass]:
         return EncodedContext(encoding=self._encoding(self.encoder, obs), obs=obs), state
 
-    def act_by(
-        self,
-        predict: Predict,
-        context: EncodedContext,
-        noise: Float[Tensor, "B H A"],
-        committed: Float[Tensor, "B H A"] | None = None,
-        known: Bool[Tensor, " H"] | None = None,
-    ) -> Float[Tensor, "B H A"]:
+    def holding(
+        self, predict: Predict, committed: Float[Tensor, "B H A"] | None, known: Bool[Tensor, "*B H"] | None
+    ) -> Predict:
         """``committed`` actions are held clean at t = 0 through every step."""
-        if committed is not None and known is not None:
-            predict = _hold_clean(predict, self.normalizer.normalize_action(committed).unsqueeze(1), known)
-        return super().act_by(predict, context, noise, committed, known)
+        if committed is None or known is None:
+            return predict
+        return _hold_clean(predict, self.normalizer.normalize_action(committed).unsqueeze(1), known)
 
     @property
     def can_guide(self) -> bool:
@@ -275,11 +270,12 @@ class DenoisingPolicy(DenoisedChunks[EncodedContext], HasCompactEncoder):
         return *self.encoder.cameras, self.expert
 
 
-def _hold_clean(predict: Predict, clean: Float[Tensor, "B 1 H A"], known: Bool[Tensor, " H"]) -> Predict:
+def _hold_clean(predict: Predict, clean: Float[Tensor, "B 1 H A"], known: Bool[Tensor, "*B H"]) -> Predict:
     """``predict`` with the ``known`` actions held clean, at t = 0."""
+    held = known.unsqueeze(-2)
 
     def predict_rest(x_t: Tensor, t: Tensor) -> Prediction:
-        times = torch.where(known, 0.0, t.unsqueeze(-1)).expand(len(x_t), -1, -1)
-        return predict(torch.where(known[:, None], clean, x_t), times)
+        times = torch.where(held, 0.0, t.unsqueeze(-1)).expand(len(x_t), -1, -1)
+        return predict(torch.where(held[..., None], clean, x_t), times)
 
     return predict_rest

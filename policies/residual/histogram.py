@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
@@ -37,8 +37,17 @@ class HistogramConfig:
         """Of a bin: [low, high] and the margins on both sides are divided into ``bins``."""
         return (self.high - self.low) / (self.bins - 2 * MARGIN * self.spread)
 
+    @property
+    def margin(self) -> float:
+        """How far values can be beyond the ends."""
+        return MARGIN * self.spread * self.width
+
+    def beyond(self, target: Float[Tensor, "*B"]) -> Bool[Tensor, "*B"]:
+        """Where a target is farther outside than values can be."""
+        return (target < self.low - self.margin) | (target > self.high + self.margin)
+
     def edges(self, like: Tensor) -> Float[Tensor, " edges"]:
-        first = self.low - MARGIN * self.spread * self.width
+        first = self.low - self.margin
         return first + self.width * torch.arange(self.bins + 1, dtype=like.dtype, device=like.device)
 
 

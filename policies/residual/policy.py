@@ -287,6 +287,12 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
         noise = (trace.x - distribution.mean) / distribution.stddev
         return self._score(distribution, trace.x, noise).unsqueeze(1)
 
+    def counted(self, trace: Drawn, num_executed: Int[Tensor, " B"]) -> Bool[Tensor, "B 1 H"]:
+        """Of noise all: the base mixes it into every action."""
+        if not self.acts_in_noise:
+            return super().counted(trace, num_executed)
+        return (num_executed > 0)[:, None, None].expand(-1, 1, trace.x.shape[1])
+
     def entropy(self, context: ResidualContext, trace: Drawn) -> Float[Tensor, "B 1 H A"]:
         """Of a squashed actor: estimated at ``trace``, with the gradient of the draw that follows mean and deviation.
 

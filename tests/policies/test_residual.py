@@ -118,6 +118,8 @@ def test_around_noise_the_base_makes_its_chunk_from_what_is_chosen() -> None:
     noise = policy.critic_action(sample.trace, sample.action)
     torch.testing.assert_close(noise, 1.5 * sample.trace.x.tanh())
     torch.testing.assert_close(sample.action, base.act_from_noise(base_context, noise))
+    counted = policy.counted(sample.trace, torch.tensor([8, 3, 1, 0]))
+    assert counted.tolist() == [[[ran] * 8] for ran in (True, True, True, False)]  # the base mixes all of it
     stored = policy.store(context)
     assert stored.base is None
     torch.testing.assert_close(policy.rsample(policy.restore(stored), generator())[0][0], noise)

@@ -61,6 +61,28 @@ def test_pairs_are_of_one_instruction_and_of_one_side(recorded: LabeledEpisodes)
     assert (recorded.episode[pairs.first] != recorded.episode[pairs.second]).mean() > 0.5
 
 
+def test_an_observation_without_another_of_its_instruction_is_in_no_pair(tmp_path: Path) -> None:
+    """One of its side alone, as an import or a split part may leave it."""
+    store = EpisodeStore(store_of(tmp_path / "episodes"))
+    store.add(dot_episodes.episode(99, every=99, steps=3, instruction="wait there"))
+    recorded = LabeledEpisodes([store])
+    alone = np.flatnonzero([recorded.entries[episode].instruction == "wait there" for episode in recorded.episode])
+    assert len(alone) == 2
+    held_out = np.arange(len(recorded)) == alone[0]  # its own side, and alone there of all
+    pairs = draw_pairs(recorded, held_out, 2000, np.random.default_rng(0))
+    assert not np.isin(pairs.rows[:, :2], alone).any() and (pairs.first != pairs.second).all()
+    assert len(np.unique(pairs.first)) == len(recorded) - 2
+    with pytest.raises(RewardModelError, match="no two observations have the same instruction"):
+        draw_pairs(only(tmp_path / "one"), np.array([False, True]), 10, np.random.default_rng(0))
+
+
+def only(folder: Path) -> LabeledEpisodes:
+    """Of an episode that was observed twice."""
+    with EpisodeStore(folder, create=True) as store:
+        store.add(dot_episodes.episode(0, every=99, steps=3))
+    return LabeledEpisodes([EpisodeStore(folder)])
+
+
 def test_the_truth_prefers_later_on_the_way_to_success_and_success_to_failure(recorded: LabeledEpisodes) -> None:
     won = np.flatnonzero(recorded.succeeded)[0]
     lost = np.flatnonzero(~recorded.succeeded)[0]

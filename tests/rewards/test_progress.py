@@ -120,7 +120,8 @@ def store_of(folder: Path, *, first: int = 0) -> Path:
     """Two instructions: to the right as usual, and of the same images "go left", which never succeeds."""
     with EpisodeStore(folder, create=True) as store:
         store.add_all(success(seed, [], steps=8 + seed % 5) for seed in range(first, first + 20))
-        store.add_all(success(1000 + seed, [], steps=9, instruction="wait there") for seed in range(first, first + 20))
+        other = [success(1000 + seed, [], steps=9, instruction="wait there") for seed in range(first, first + 20)]
+        store.add_all(dataclasses.replace(episode, task="wait") for episode in other)
         store.add_all(dot_episodes.episode(2000 + seed, drift=-0.9) for seed in range(first, first + 10))
     return folder
 
@@ -144,6 +145,17 @@ def test_with_another_instruction_there_is_no_progress(tmp_path: Path) -> None:
     batch = fit.draw()
     assert (batch.progress == 0).float().mean() > 0.3  # the rest drew their own instruction
     assert (batch.progress > 0).any()
+
+
+def test_the_same_task_in_other_words_is_progress(tmp_path: Path) -> None:
+    """At success nothing is labeled as not done, whatever the wording."""
+    wordings = ("go right", "to the right", "move to the right edge")
+    episodes = [success(seed, [], steps=8, instruction=wordings[seed % 3]) for seed in range(12)]
+    recorded = recorded_of(tmp_path, episodes)
+    targets = np.ones(len(recorded), dtype=np.float32)
+    model = ProgressModel(dataclasses.replace(SMALL, other_instructions=1.0), recorded.sensors)
+    fit = ProgressFit(model, recorded, targets, np.arange(len(recorded)), seed=0)
+    assert all((fit.draw().progress == 1).all() for _ in range(4))
 
 
 def make_fit(recorded: LabeledEpisodes, **changed: float) -> ProgressFit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from sims.vector_env import Observation, StartState, encode_instructions
 from tests import dot_episodes
 from tests.rewards.small_vlm import TEMPLATE, clip_folder, llava_folder
 from tests.worlds import PointEnv
+from vla_rl.rewards.preferences.vlm import VlmLabelsConfig
 from vla_rl.rewards.progress.zero_shot import AnswerProgress, AnswerRewardConfig, ClipProgress, ClipRewardConfig
 from vla_rl.rewards.registry import with_reward
 from vla_rl.rewards.scorer import RewardModelError, Sensors
@@ -114,8 +116,24 @@ def test_what_does_not_fit_is_one_clear_error(models: Path, tmp_path: Path) -> N
     with pytest.raises(RewardModelError, match=str(tmp_path)) as error:
         ClipProgress(ClipRewardConfig(path=tmp_path), CPU)
     assert "\n" not in str(error.value)
-    same = ClipProgress(ClipRewardConfig(path=models / "clip", goal="a robot arm", baseline="a robot arm"), CPU)
+    same = ClipProgress(ClipRewardConfig(path=models / "clip", goal="{}", baseline=TEXTS[0]), CPU)
     with pytest.raises(RewardModelError, match="and the baseline are the same"):
         same.progress(observed())
     with pytest.raises(RewardModelError, match="begin with the same token"):
         AnswerProgress(AnswerRewardConfig(path=models / "llava", yes="True", no="True block"), CPU)
+
+
+@pytest.mark.parametrize("wrong", ["it is done", "has it done {instruction}?", "{task}", "{} {}", "{", "{0.x}"])
+def test_a_text_without_a_place_for_the_instruction_is_refused(wrong: str) -> None:
+    """When the settings are read, not at the first image."""
+    path, place = Path("model"), "must have a place {} for the instruction, .*got " + re.escape(repr(wrong))
+    with pytest.raises(ValueError, match="reward.goal " + place):
+        ClipRewardConfig(path=path, goal=wrong)
+    with pytest.raises(ValueError, match="reward.question " + place):
+        AnswerRewardConfig(path=path, question=wrong)
+    with pytest.raises(ValueError, match="labels.compare " + place):
+        VlmLabelsConfig(path=path, compare=wrong)
+    both = "labels.decide must have a place {} for the instruction and then one for the comparison"
+    with pytest.raises(ValueError, match=both):
+        VlmLabelsConfig(path=path, decide="{}" if wrong == "{} {}" else wrong)
+    assert ClipRewardConfig(path=path, goal="{{{}}}, done").goal.format("x") == "{x}, done"

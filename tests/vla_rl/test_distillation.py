@@ -1,5 +1,6 @@
 """A student of fewer denoising steps acts as its teacher does."""
 
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +77,45 @@ def test_one_step_comes_near_to_four(tmp_path: Path) -> None:
     after = student.state_dict()
     assert encoder
     assert all(torch.equal(after[name], tensor) for name, tensor in encoder.items())
+
+
+def test_a_student_goes_on_behind_a_prefix_as_its_teacher_does() -> None:
+    """Chunks to the one side or the other, which the prefix alone tells."""
+    torch.manual_seed(0)
+    teacher = DenoisingPolicy(replace(SMALL, max_prefix=4), ROBOT).eval()
+    horizon, generator = teacher.spec.action_horizon, torch.Generator().manual_seed(0)
+    env = PointEnv(num_envs=64)
+    env.reset(start=[StartState(task=0, seed=seed) for seed in range(64)])
+    with torch.no_grad():
+        context, _ = teacher.encode(env.observe(), teacher.initial_state(64))
+
+    def drawn() -> Targets:
+        side = 2.0 * torch.randint(0, 2, (64, 1, 1), generator=generator) - 1
+        return Targets(action=(0.7 * side).expand(64, horizon, ROBOT.action_dim), mask=torch.ones(64, horizon))
+
+    def fit(policy: DenoisingPolicy, loss: Callable[[Targets], torch.Tensor], steps: int) -> None:
+        trained = list(policy.expert.parameters())
+        optimizer = torch.optim.Adam(trained, 2e-3)
+        for step in range(steps):
+            optimizer.param_groups[0]["lr"] = 2e-3 * (1 - step / steps)
+            for parameter, gradient in zip(trained, torch.autograd.grad(loss(drawn()), trained), strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+
+    fit(teacher, lambda targets: teacher.bc_loss(context, targets, generator), 400)
+    student = make_student(teacher, 1, CPU).eval()
+    assert isinstance(student, DenoisingPolicy)
+
+    def error(length: int) -> float:
+        prefix = drawn().action[:, :length]
+        wanted, got = (one.act(context, torch.Generator().manual_seed(5), prefix) for one in (teacher, student))
+        return float((got - wanted)[:, length:].square().mean().sqrt())
+
+    before = [error(length) for length in (0, 2, 4)]
+    loss = TeacherLoss(teacher=teacher)
+    fit(student, lambda targets: loss(student, context, targets, generator), 200)
+    after = [error(length) for length in (0, 2, 4)]
+    assert before[0] > 0.3 and all(now < 0.5 * then for now, then in zip(after, before, strict=True))
 
 
 def test_what_cannot_be_distilled_is_refused() -> None:

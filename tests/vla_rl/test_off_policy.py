@@ -21,19 +21,24 @@ from policies.pretrained.storage import GB, StorageConfig
 from policies.registry import build_policy
 from policies.residual.best_of import BestOfPolicy, best_of
 from policies.residual.ensemble import CACHED_ROWS, EnsembleConfig, QEnsemble, follow
+from policies.residual.histogram import HistogramConfig
 from policies.residual.policy import FixedNoiseConfig, ResidualConfig, ResidualPolicy, SquashedNoiseConfig, residual_on
 from sims.errors import UserError
 from sims.numbers.finite import NotFinite
-from sims.vector_env import Observation, StartState
+from sims.vector_env import Observation, StartState, Step
 from tests.family_learning import clone, success
 from tests.policies.small_configs import CONFIGS, ENCODER
 from tests.reach_env import ReachEnv
 from tests.rewards.small_classifier import NEVER, untrained
 from tests.worlds import ChainEnv, PointEnv
+from vla_rl.algorithms.grpo import GRPOConfig, GRPOUpdateConfig
 from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.off_policy_critics import Proposals
 from vla_rl.algorithms.off_policy_settings import BestOfConfig, EntropyConfig, IQLConfig, OffPolicyConfig
+from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.algorithms.td_target import td_target, temperature_loss
+from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, FromBundle
 from vla_rl.config.loader import load_config
@@ -402,6 +407,60 @@ def test_around_noise_the_replay_holds_noise(store: Path) -> None:
         learner(PointEnv(num_envs=4), chosen, base="denoising", store=store)
 
 
+class PaidEnv(PointEnv):
+    """Pays 1 at every step."""
+
+    def step(self, action: torch.Tensor) -> Step:
+        step = super().step(action)
+        return dataclasses.replace(step, reward=torch.ones_like(step.reward))
+
+
+def test_returns_of_the_policy_that_no_histogram_holds_are_refused() -> None:
+    """With gamma .9 and episodes of 6 steps a return is 1 + .9 + ... + .9^5 = 4.69."""
+
+    def made(**histogram: float) -> OffPolicy:
+        critic = dataclasses.replace(SMALL.critic, histogram=HistogramConfig(**histogram))
+        return learner(PaidEnv(num_envs=4, max_steps=6), TD3, gamma=0.9, critic=critic)
+
+    refused = r"the policy's own returns are from 1.9 to 4.686 .* from 0 to 4: set critic.histogram.low and high"
+    with pytest.raises(UserError, match=refused):
+        made(high=4.0).iterate()
+    for high, cut in ((4.7, True), (10.0, False)):  # behind the time limit values go on, to 1 / (1 - gamma)
+        held = made(high=high)
+        held.iterate()
+        assert (held.iterate()["cut_targets"] > 0) == cut
+    target = torch.tensor([-1.0, -0.1, 0.0, 4.7, 4.8, 6.0])
+    assert HistogramConfig(high=4.7).beyond(target).tolist() == [True, False, False, False, False, True]
+
+
+def test_targets_that_a_histogram_cuts_are_told() -> None:
+    """A bonus of entropy is in no return."""
+    critic = dataclasses.replace(SMALL.critic, histogram=HistogramConfig())
+    entropy = EntropyConfig(backup=True, temperature=10.0)
+    made = learner(PointEnv(num_envs=4), SAC, critic=critic, entropy=entropy)
+    made.iterate()
+    assert made.iterate()["cut_targets"] > 0.9
+
+
+@pytest.mark.parametrize("base", ["denoising", "pi0", "pi05", "smolvla", "diffusion_policy"])
+def test_ppo_and_grpo_learn_to_choose_the_noise_of_any_base(base: str) -> None:
+    """Noise of 12 x 8 or 16 x 2 for an executed chunk of 8 x 2 among them."""
+    env = PointEnv(num_envs=4, max_steps=24)
+    chosen = dataclasses.replace(SAC, around="noise", scale=1.5, action_horizon=None)
+    update = GRPOUpdateConfig(minibatch=8, micro_batch=8, epochs=1, entropy_weight=0.01)
+    settings = (
+        PPOConfig(chunks=2, critic_warmup=0, update=UpdateConfig(entropy_weight=0.01)),
+        GRPOConfig(groups=2, group_size=2, min_success=0.0, max_success=1.0, update=update),
+    )
+    for config in settings:
+        torch.manual_seed(0)
+        policy = residual_on(build_policy(CONFIGS[base], RobotSpec.of(env.spec)), chosen)
+        before = policy.head[-1].weight.clone()
+        metrics = build_algorithm(config, policy, env, seed=0).iterate()
+        assert all(math.isfinite(value) for name, value in metrics.items() if name != "success")
+        assert config.name == "grpo" or not torch.equal(policy.head[-1].weight, before)
+
+
 @pytest.mark.parametrize(
     ("family", "fit", "shards"), [("pi0", 1.01, 1), ("pi0", 0.9, 2), ("openvla", 1.01, 2), ("openvla", 0.9, 1)]
 )
@@ -569,9 +628,13 @@ def test_a_cloned_policy_improves(noise: str) -> None:
     spread = FixedNoiseConfig(std=0.2) if noise == "fixed" else SquashedNoiseConfig()
     torch.manual_seed(0)
     policy: ResidualPolicy = residual_on(base, ResidualConfig(scale=0.5, noise=spread, hidden=(64, 64)))
+    kinds: dict[str, dict[str, Any]] = {
+        "fixed": {"target_noise": 0.1},
+        "squashed": {"entropy": EntropyConfig(temperature=0.01)},
+    }
     config = OffPolicyConfig(
         chunks=40, warmup=300, warmup_noise=0.3, critic_warmup=200, batch_size=128, demonstration_share=0.0,
-        utd_ratio=0.25, target_noise=0.1, entropy=EntropyConfig(temperature=0.01) if noise == "squashed" else None,
+        utd_ratio=0.25, **kinds[noise],
         critic=EnsembleConfig(members=5, hidden=(64, 64), polyak_tau=0.01),
     )  # fmt: skip
     made = OffPolicy(config, policy, ReachEnv(num_envs=16), seed=0)

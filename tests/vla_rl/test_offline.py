@@ -45,6 +45,8 @@ from vla_rl.algorithms.offline_losses import (
     positive_labels,
 )
 from vla_rl.algorithms.td_target import td_target
+from vla_rl.rollouts.collector import Collector
+from vla_rl.rollouts.experience import Experience
 from vla_rl.runners.iterations import algorithm_state, restore_algorithm
 from vla_rl.runs.checkpoint import load_tree, save_tree
 
@@ -179,6 +181,32 @@ def test_recap_learns_nothing_from_episodes_that_still_run(store: Path) -> None:
     assert {name: value.item() for name, value in found.items()} == {"critic_grad_norm": 0.0}
     after = made.critics.networks["value"].state_dict()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_nothing_follows_a_time_limit_in_recap_s_advantage(tmp_path: Path) -> None:
+    """V there is of no recorded return: a failed episode's last chunks are worth -V, not V of what they led to."""
+    horizon = CONFIGS["gaussian"].action_horizon
+    env = ReachEnv(num_envs=3, max_steps=6 * horizon)
+    recorder = RecordedEnv(env, EpisodeStore(tmp_path / "store", create=True), source="policy", split="train")
+    recorder.reset(start=[StartState(task=index, seed=index) for index in range(3)])
+    for step in range(6 * horizon):
+        if step % horizon == 0:
+            recorder.observe()
+        recorder.step(torch.zeros(3, 2))
+    recorder.observe()
+    recorder.commit()
+    made = learner("recap", tmp_path / "store", n_step=3)
+    batch = made._draw(64)
+    assert batch.return_to_go is not None and (batch.return_to_go == 0).all()
+    ended = batch.discount == 0
+    assert 0.3 < ended.float().mean() < 0.7  # of 6 chunks the last 3 reach the limit
+    context = made.policy.restore(batch.inputs)
+    with torch.no_grad():
+        advantage = made.critics.advantage(context, batch, Proposals())
+        value = made.critics.state_value(made.critics.features(context))
+    torch.testing.assert_close(advantage[ended], -value[ended])
+    assert (value > 0.1).all()  # before training: the middle of the histogram
+    assert (learner("iql", tmp_path / "store", n_step=3)._draw(64).discount > 0).all()
 
 
 def test_the_conservative_term_by_hand() -> None:
@@ -330,9 +358,9 @@ def test_returns_that_no_histogram_holds_are_refused(method: str, histogram: str
     support = HistogramConfig()
 
     def made(**settings: Any) -> OffPolicy:
-        own = {"recap": RecapConfig(histogram=support)} if method == "recap" else {}
-        critic = dataclasses.replace(SMALL.critic, histogram=support)
-        return learner(method, store, critic=critic, **own | settings)
+        if method == "recap":
+            return learner(method, store, recap=RecapConfig(histogram=support), **settings)
+        return learner(method, store, critic=dataclasses.replace(SMALL.critic, histogram=support), **settings)
 
     made()
     refused = rf"from 0 to [23][\d.]* \(with reward_scale 3\), .*{histogram} from 0 to 1: set {histogram}.low and high"
@@ -374,6 +402,41 @@ def test_what_does_not_fit_is_refused(store: Path) -> None:
         OffPolicy(dataclasses.replace(made.config, stores=()), made.policy, ReachEnv(num_envs=2), seed=0)
 
 
+UNREAD: dict[str, tuple[str, dict[str, Any]]] = {
+    "cloning_weight": ("with algorithm.iql", {"iql": IQLConfig(), "cloning_weight": 0.4}),
+    "correction_weight": ("with algorithm.recap", {"recap": RecapConfig(), "correction_weight": 0.1}),
+    "actor_value": ("with algorithm.best_of", {"best_of": BestOfConfig(), "actor_value": "least"}),
+    "target_noise": ("with algorithm.entropy", {"entropy": EntropyConfig(), "target_noise": 0.2}),
+    "cloned_actors": ("with cloning_weight 0", {"cloned_actors": ("human",)}),
+}
+CAL_QL: dict[str, Any] = {"entropy": EntropyConfig(), "iterations": 4}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_setting_that_the_method_does_not_read_is_refused(name: str) -> None:
+    where, settings = UNREAD[name]
+    for kind in (OffPolicyConfig, RecordedUpdatesConfig):
+        if kind is OffPolicyConfig or "best_of" not in settings:
+            with pytest.raises(ValueError, match=f"algorithm.{name} has no effect {where}: leave it at "):
+                kind(**settings)
+
+
+def test_what_a_critic_that_is_not_there_would_read_is_refused() -> None:
+    """And a weight of Cal-QL for a stage that the run does not have."""
+    critic = EnsembleConfig(histogram=HistogramConfig())
+    with pytest.raises(ValueError, match=r"critic.histogram is of Q, and recap learns V alone: set recap.histogram"):
+        OffPolicyConfig(recap=RecapConfig(), critic=critic)
+    online, offline = CalQLConfig(online_weight=0.0), CalQLConfig(weight=1.0)
+    with pytest.raises(ValueError, match=r"cal_ql.online_weight has no effect where all iterations are offline"):
+        OffPolicyConfig(cal_ql=online, offline_iterations=4, **CAL_QL)
+    with pytest.raises(ValueError, match=r"cal_ql.online_weight has no effect where nothing is acted"):
+        RecordedUpdatesConfig(cal_ql=online, entropy=EntropyConfig())
+    with pytest.raises(ValueError, match=r"cal_ql.weight has no effect with offline_iterations 0"):
+        OffPolicyConfig(cal_ql=offline, **CAL_QL)
+    for weights in (online, offline):
+        OffPolicyConfig(cal_ql=weights, offline_iterations=2, **CAL_QL)
+
+
 # -- the gate ---------------------------------------------------------------------------------------------------------
 
 
@@ -413,6 +476,48 @@ def test_a_bad_update_is_taken_back_and_a_good_one_kept(store: Path, tmp_path: P
     assert second["success"] == pytest.approx(second["gate_success"] - second["gate_gain"])  # of what is kept
     for name, value in good.policy.state_dict().items():
         assert torch.equal(bad.policy.state_dict()[name], value), name
+
+
+def test_the_gate_s_control_steps_are_counted(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of environments whose episode has ended are not, as everywhere."""
+    made, counted = learner("iql", store, gate=GateConfig(episodes=8)), list[float]()
+    run = made.collector.episodes
+
+    def count(starts: list[StartState]) -> Experience:
+        rollout = run(starts)
+        counted.append(float((rollout.num_executed * rollout.valid).sum()))
+        return rollout
+
+    monkeypatch.setattr(made.collector, "episodes", count)
+    first, second = made.iterate()["control_steps"], made.iterate()["control_steps"]
+    assert len(counted) == 6 and min(counted) > 0  # 4 environments: two rounds each, the first iteration's twice
+    assert (first, second) == (sum(counted[:4]), sum(counted[4:]))
+
+
+def test_the_gate_s_episodes_change_nothing_of_training_and_explore_alike(store: Path) -> None:
+    """Neither the success rates by which tasks are drawn nor the draws of exploration: an equal policy gains 0."""
+    trained: dict[str, Any] = {"offline_updates": 100, "actor_learning_rate": 3e-3}
+    made = learner("iql", store, envs=20, gate=GateConfig(episodes=40), failure_weight=0.9, **trained)
+    made.iterate()
+    assert isinstance(made.collector, Collector)
+    made.collector.starts.success[:] = 0.8
+    draws = made.collector.generator.get_state()
+    starts = copy.deepcopy(made.collector.starts.state_dict())
+    outcomes = [made._outcomes(40)[0] for _ in range(2)]
+    assert 0 < outcomes[0].float().mean() < 1 and torch.equal(*outcomes)
+    assert torch.equal(made.collector.generator.get_state(), draws)
+    assert made.collector.starts.next_index == starts["next_index"]
+    assert (made.collector.starts.success == starts["success"]).all()
+
+
+def test_a_gated_run_resumes_exactly(store: Path, tmp_path: Path) -> None:
+    whole, found = learner("iql", store, gate=GateConfig(episodes=8), failure_weight=0.5), []
+    for iteration in range(3):
+        save_tree(tmp_path / f"{iteration}.safetensors", algorithm_state(whole))
+        found.append(untimed(whole.iterate()))
+    resumed = learner("iql", store, gate=GateConfig(episodes=8), failure_weight=0.5)
+    restore_algorithm(resumed, load_tree(tmp_path / "1.safetensors"))
+    assert [untimed(resumed.iterate()) for _ in range(2)] == found[1:]
 
 
 def test_the_accepted_state_stays_as_it_was_whatever_is_done_with_what_was_handed_out() -> None:

@@ -417,6 +417,28 @@ def test_returns_to_go_by_hand() -> None:
     assert held.windows(np.array([0]), chunks=1).return_to_go is None
 
 
+@pytest.mark.parametrize("penalty", [0.0, -1.0])
+def test_the_return_behind_a_time_limit_is_not_known_where_rewards_are_negative(penalty: float) -> None:
+    """-1 a step goes on for ever: the sum until the limit is more than the value, which Cal-QL would calibrate by.
+
+    One episode succeeds after two chunks, the next one times out after two.
+    """
+    given = entries(5, [4, 4, 4, 4, 0], [0, 1, 0, 0, 0], [penalty, 1.0, penalty, penalty, 0.0])
+    held = replay(given, capacity=5)
+    held.extend(given)
+    g4 = GAMMA**4
+    known = [penalty + g4, 1.0, penalty * (1 + g4), penalty]
+    expected = {True: known, False: known if penalty == 0 else [*known[:2], -np.inf, -np.inf]}
+    for ends in (False, True, False):
+        windows = held.windows(np.arange(4), chunks=1, returns=True, time_limit_ends=ends)
+        assert windows.return_to_go is not None
+        np.testing.assert_allclose(windows.return_to_go, expected[ends], rtol=1e-6)
+        np.testing.assert_allclose(windows.discount, [g4, 0, g4, 0 if ends else g4], rtol=1e-6)
+    found = held.return_range()
+    assert found is not None
+    np.testing.assert_allclose(found, (min(known), 1.0), rtol=1e-6)
+
+
 def test_a_return_is_known_once_its_episode_has_ended() -> None:
     held = replay(entries(1, [4], [0], [0.0]), capacity=4)
     held.extend(entries(3, [4, 4, 4], [0, 0, 0], [0.5, 1.0, 0.0]))

@@ -11,7 +11,7 @@ from torch import Tensor
 from episodes.sampler import Targets
 from policies.denoising.chunk_policy import DenoisedChunks
 from policies.device import Device
-from policies.policy import Policy
+from policies.policy import Policy, executed_mask, masked_mean
 from policies.registry import build_policy
 from sims.errors import UserError
 from sims.numbers.ranges import PositiveInt
@@ -57,10 +57,12 @@ def make_student(teacher: Policy, denoising_steps: int, device: Device) -> Polic
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherLoss:
-    """Squared error of the student's denoised chunk from the teacher's, of the same noise and context.
+    """Squared error of the student's denoised chunk from the teacher's, of the same noise, context and prefix.
 
     Consistency distillation from the teacher's whole trajectory, as RL-100's last stage (Lei et al. 2025,
-    arXiv:2510.14830): the student maps noise to the action in one go, and the teacher's action has no gradient.
+    arXiv:2510.14830): the student maps noise to the action in one go, and the teacher's action has no gradient. With
+    ``max_prefix`` the first actions of every chunk are given, as ``bc_loss`` gives them: of 0 to ``max_prefix``
+    recorded ones, all equally often.
     """
 
     teacher: Policy
@@ -70,6 +72,12 @@ class TeacherLoss:
     ) -> Float[Tensor, ""]:
         assert isinstance(student, DenoisedChunks) and isinstance(self.teacher, DenoisedChunks)  # by ``make_student``
         noise = torch.randn(len(context), *student.spec.noise_shape, generator=generator, device=student.device)
+        if not (longest := student.spec.max_prefix):
+            with torch.no_grad():
+                wanted = self.teacher.denoised(context, noise)
+            return (student.denoised(context, noise) - wanted).square().mean()
+        length = torch.randint(longest + 1, (len(context),), generator=generator, device=student.device)
+        known = executed_mask(length, targets.action.shape[1])
         with torch.no_grad():
-            wanted = self.teacher.denoised(context, noise)
-        return (student.denoised(context, noise) - wanted).square().mean()
+            wanted = self.teacher.denoised(context, noise, targets.action, known)
+        return masked_mean((student.denoised(context, noise, targets.action, known) - wanted).square(), ~known)

@@ -122,6 +122,7 @@ class OffPolicy(OffPolicyUpdates):
                 while self.updates < self._updates_due():
                     self._update_into(totals)
             self._publish()
+        self._check_returns(self.replay, whose="the policy's own")
         rollout = Experience.stack(acted)
         return {
             **_means(totals),
@@ -141,8 +142,10 @@ class OffPolicy(OffPolicyUpdates):
         """``offline_updates`` updates, which the gate keeps or takes back."""
         totals = defaultdict[str, list[float]](list)
         self._fit_features()  # weights that the gate takes back have the scale of features too
+        acted = 0
         if self.gate is not None and self.gate.is_open:
-            self.gate.accept(self._outcomes(self.gate.config.episodes), self._state_of(self._parts_of_policy()))
+            outcomes, acted = self._outcomes(self.gate.config.episodes)
+            self.gate.accept(outcomes, self._state_of(self._parts_of_policy()))
         with self.collector.timer.section("learn"):
             for _ in range(self.config.offline_updates):
                 self._update_into(totals)
@@ -151,18 +154,28 @@ class OffPolicy(OffPolicyUpdates):
         if self.gate is None:
             return metrics
         parts = self._parts_of_policy()
-        kept, found = self.gate.accept(self._outcomes(self.gate.config.episodes), self._state_of(parts))
+        outcomes, more = self._outcomes(self.gate.config.episodes)
+        kept, found = self.gate.accept(outcomes, self._state_of(parts))
         self._restore(parts, kept)
         self._publish()
-        return metrics | found
+        return metrics | found | {"control_steps": float(acted + more)}
 
-    def _outcomes(self, episodes: int) -> Bool[Tensor, " episodes"]:
-        """Success of the acting policy from as many starts, always the same ones."""
+    def _outcomes(self, episodes: int) -> tuple[Bool[Tensor, " episodes"], int]:
+        """Success of the acting policy from as many starts, always the same ones; control steps of all environments.
+
+        The collector is left as it was: training learns nothing from these episodes, and as nothing is acted between
+        them, the policy explores by the same draws each time.
+        """
         collector, size = self.collector, self.collector.num_envs
         starts = StartSequence("train", seed=self.gate_seed, num_tasks=self.num_tasks)
-        with collector.suspended(), crossing("outcomes"):
-            rounds = [collector.episodes(starts.take(size)).success.any(0).cpu() for _ in range(-(-episodes // size))]
-        return torch.cat(rounds)[:episodes]
+        outcomes, control_steps, before = list[Tensor](), 0, collector.state_dict()
+        with crossing("outcomes"):
+            for _ in range(-(-episodes // size)):
+                rollout = collector.episodes(starts.take(size))
+                outcomes.append(rollout.success.any(0).cpu())
+                control_steps += rollout.control_steps()
+            collector.load_state_dict(before)
+        return torch.cat(outcomes)[:episodes], control_steps
 
     # -- act ----------------------------------------------------------------------------------------------------------
 

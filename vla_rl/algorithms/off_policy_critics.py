@@ -192,6 +192,8 @@ class Critics:
         output = self.q.output(features, in_units(self.policy, batch.action))
         q, loss = self.q.value(output), self.q.loss(output, target)
         metrics = {"q_loss": loss, "q": q.mean(), "q_spread": q.std(0, correction=0).mean()}
+        if (histogram := self.config.critic.histogram) is not None:
+            metrics["cut_targets"] = histogram.beyond(target).float().mean()
         if (iql := self.config.iql) is not None and proposals.recorded_q is not None:
             value_loss = expectile_loss(proposals.recorded_q - self.state_value(features), iql.expectile)
             loss, metrics["value_loss"] = loss + value_loss, value_loss

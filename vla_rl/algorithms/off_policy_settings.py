@@ -103,6 +103,17 @@ class CalQLConfig:
     draws: PositiveInt = 10
 
 
+def _refuse_changed(config: UpdatesConfig | CalQLConfig | None, names: Sequence[str], where: str) -> None:
+    """ValueError where one of these settings, which nothing reads here, is not as it is by default."""
+    if config is None:
+        return
+    section = "algorithm.cal_ql" if isinstance(config, CalQLConfig) else "algorithm"
+    for name in names:
+        value, default = getattr(config, name), getattr(type(config), name)
+        if value != default:
+            raise ValueError(f"{section}.{name} has no effect {where}: leave it at {default}, got {value}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class UpdatesConfig:
     """What the updates of critic and actor depend on, wherever the windows come from.
@@ -151,6 +162,16 @@ class UpdatesConfig:
         actors = [name for name in ("iql", "recap", "best_of", "entropy") if getattr(self, name) is not None]
         if len(actors) > 1:
             raise ValueError(f"algorithm.{actors[0]} goes without algorithm.{actors[1]}: set one of them to null")
+        if self.recap is not None and self.critic.histogram is not None:
+            raise ValueError("algorithm.critic.histogram is of Q, and recap learns V alone: set recap.histogram")
+        actor = next((name for name in ("iql", "recap", "best_of") if getattr(self, name) is not None), None)
+        if actor is not None:
+            unread = ("cloning_weight", "correction_weight", "actor_value", "target_noise")
+            _refuse_changed(self, unread, f"with algorithm.{actor}")
+        if self.entropy is not None:
+            _refuse_changed(self, ("target_noise",), "with algorithm.entropy")
+        if not self.cloning_weight:
+            _refuse_changed(self, ("cloned_actors",), "with cloning_weight 0")
 
     def check_updates(self, updates: int, setting: str) -> None:
         """ValueError where so many updates, of ``setting``, never train the actor."""
@@ -182,6 +203,7 @@ class RecordedUpdatesConfig(UpdatesConfig):
         super().__post_init__()
         if self.best_of is not None:
             raise ValueError("off_policy.best_of chooses while it acts: set it to null where nothing is acted")
+        _refuse_changed(self.cal_ql, ("online_weight",), "where nothing is acted")
         self.check_updates(self.steps, "off_policy.steps")
 
     @property
@@ -223,7 +245,10 @@ class OffPolicyConfig(AlgorithmConfig, UpdatesConfig):
             )
         if self.gate is not None and not self.offline_iterations:
             raise ValueError("algorithm.gate evaluates offline iterations: set algorithm.offline_iterations")
+        if not self.offline_iterations:
+            _refuse_changed(self.cal_ql, ("weight",), "with offline_iterations 0 (online_weight has)")
         if 0 < self.iterations <= self.offline_iterations:
+            _refuse_changed(self.cal_ql, ("online_weight",), "where all iterations are offline")
             self.check_updates(self.iterations * self.offline_updates, "the offline iterations")
 
     def with_demonstrations(self, stores: Sequence[Path], *, folds: tuple[int, ...] | None = None) -> OffPolicyConfig:

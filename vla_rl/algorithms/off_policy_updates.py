@@ -80,28 +80,31 @@ class OffPolicyUpdates(ABC):
         if self.fit_features and not self.updates and self.critics.features_are_unscaled():
             self.critics.fit_features(self._draw(FITTED).inputs)
 
-    def _check_returns(self, *recorded: Replay) -> None:
+    def _check_returns(self, *replays: Replay, whose: str = "the recorded episodes'") -> None:
         """UserError where a return is outside a histogram, to which all beyond its ends is alike."""
-        scale = self.config.reward_scale
-        for replay in recorded:
+        scale, histograms = self.config.reward_scale, self.critics.histograms()
+        for replay in replays if histograms else ():
             if (found := replay.return_range()) is None:
                 continue
             least, largest = (scale * value for value in found)
-            for setting, histogram in self.critics.histograms().items():
+            for setting, histogram in histograms.items():
                 rounding = 1e-5 * (histogram.high - histogram.low)
                 if least < histogram.low - rounding or largest > histogram.high + rounding:
                     raise UserError(
-                        f"the recorded episodes' returns are from {least:.4g} to {largest:.4g} (with reward_scale "
-                        f"{scale:g}), and the values of {setting} from {histogram.low:g} to {histogram.high:g}: set "
-                        f"{setting}.low and high to hold them, or change reward_scale"
+                        f"{whose} returns are from {least:.4g} to {largest:.4g} (with reward_scale {scale:g}), and "
+                        f"the values of {setting} from {histogram.low:g} to {histogram.high:g}: set {setting}.low and "
+                        "high to hold them, or change reward_scale"
                     )
 
     def _drawn(self, parts: Sequence[tuple[Replay | None, int]]) -> Windows:
-        """So many windows of each, rewards scaled; images are shifted at random."""
-        config = self.config
-        returns = self._conservative_weight() > 0 or config.recap is not None
+        """So many windows of each, rewards scaled; images are shifted at random.
+
+        RECAP's V is of returns that end at a time limit, so nothing follows it in an advantage either.
+        """
+        config, recap = self.config, self.config.recap is not None
+        returns = self._conservative_weight() > 0 or recap
         drawn = [
-            source.sample(number, chunks=config.n_step, returns=returns)
+            source.sample(number, chunks=config.n_step, returns=returns, time_limit_ends=recap)
             for source, number in parts
             if source is not None and number
         ]

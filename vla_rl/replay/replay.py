@@ -175,18 +175,25 @@ class Replay:
 
     # -- drawing ------------------------------------------------------------------------------------------------------
 
-    def sample(self, count: int, *, chunks: int, returns: bool = False) -> Windows:
+    def sample(self, count: int, *, chunks: int, returns: bool = False, time_limit_ends: bool = False) -> Windows:
         """``count`` windows of up to ``chunks`` chunks, uniformly with replacement. UserError where there is none."""
         if not len(self):
             raise UserError("the replay holds no transition yet; raise algorithm.warmup")
-        return self.windows(self._starts[self.rng.integers(len(self), size=count)], chunks=chunks, returns=returns)
+        start = self._starts[self.rng.integers(len(self), size=count)]
+        return self.windows(start, chunks=chunks, returns=returns, time_limit_ends=time_limit_ends)
 
-    def windows(self, start: Int64[np.ndarray, " B"], *, chunks: int, returns: bool = False) -> Windows:
+    def windows(
+        self, start: Int64[np.ndarray, " B"], *, chunks: int, returns: bool = False, time_limit_ends: bool = False
+    ) -> Windows:
         """The windows of up to ``chunks`` chunks that begin at these entries; with ``return_to_go`` if ``returns``.
 
         A window ends early where its episode ends, and at the newest entry, whose successor is not known yet.
+        ``time_limit_ends``: no value follows a time limit, as after a task's end. Else the sum until then counts as a
+        return where no reward here is negative, being at most what it would have been; it is not known otherwise.
         """
         reward, discount, end = self._n_step(start, chunks)
+        if time_limit_ends:
+            discount = np.where(self._entries.timed_out.numpy()[end], 0.0, discount)
         entries, first, last = self._entries, torch.from_numpy(start), torch.from_numpy(end)
         windows = Windows(
             inputs=entries.inputs[first],
@@ -197,14 +204,14 @@ class Replay:
             reward=torch.from_numpy(reward).float(),
             discount=torch.from_numpy(discount).float(),
             next_inputs=entries.inputs[last],
-            return_to_go=torch.from_numpy(self._return_to_go(start)).float() if returns else None,
+            return_to_go=torch.from_numpy(self._return_to_go(start, time_limit_ends)).float() if returns else None,
         )
         with crossing("batches"):
             return windows.to(self.device)
 
     def return_range(self) -> tuple[float, float] | None:
         """The least and the largest return that is known; None where none is."""
-        returns = self._return_to_go(self._starts)
+        returns = self._return_to_go(self._starts, time_limit_ends=True)
         known = returns[np.isfinite(returns)]
         return (float(known.min()), float(known.max())) if len(known) else None
 
@@ -226,12 +233,16 @@ class Replay:
             running = running & ~ended & usable[at]
         return reward, discount, at
 
-    def _return_to_go(self, start: Int64[np.ndarray, " B"]) -> Float64[np.ndarray, " B"]:
+    def _return_to_go(self, start: Int64[np.ndarray, " B"], time_limit_ends: bool) -> Float64[np.ndarray, " B"]:
         """Each is computed once, until something is written."""
         new = start[np.isnan(self._returns[start])]
         reward, discount, end = self._n_step(new, self.length)
-        self._returns[new] = np.where((discount == 0) | self._entries.timed_out.numpy()[end], reward, -np.inf)
-        return self._returns[start]
+        timed_out = (discount > 0) & self._entries.timed_out.numpy()[end]
+        self._returns[new] = np.where((discount == 0) | timed_out, reward, -np.inf)
+        self._out_of_time[new] = timed_out
+        if time_limit_ends or self._entries.reward.min() >= 0:
+            return self._returns[start]
+        return np.where(self._out_of_time[start], -np.inf, self._returns[start])
 
     def _next(self, at: Int64[np.ndarray, " B"]) -> Int64[np.ndarray, " B"]:
         return at // self.length * self.length + (at + 1) % self.length
@@ -244,6 +255,7 @@ class Replay:
         self._usable: Bool[np.ndarray, " entries"] = usable
         self._starts: Int64[np.ndarray, " starts"] = np.flatnonzero(usable)
         self._returns: Float64[np.ndarray, " entries"] = np.full(len(usable), np.nan)  # not computed yet
+        self._out_of_time: Bool[np.ndarray, " entries"] = np.zeros(len(usable), dtype=bool)  # where they are
 
     # -- exact state --------------------------------------------------------------------------------------------------
 

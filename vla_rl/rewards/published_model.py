@@ -57,6 +57,20 @@ class PublishedModel:
             return {name: tensor.to(self.device) for name, tensor in made.items()}
 
 
+def check_places(setting: str, text: str, *filled: str) -> None:
+    """ValueError unless ``text`` has a place {} for each of what is ``filled`` in, and no other."""
+    marks = [f"<{i}>" for i in range(len(filled))]
+    try:
+        told = text.format(*marks)
+    except (LookupError, ValueError, AttributeError):
+        told = ""
+    if not all(mark in told for mark in marks):
+        raise ValueError(
+            f"{setting} must have a place {{}} for {' and then one for '.join(filled)}, and no other braces ({{{{ and "
+            f"}}}} stand for braces), got {text!r}"
+        )
+
+
 def _transformers() -> Any:
     try:
         import transformers

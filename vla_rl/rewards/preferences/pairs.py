@@ -61,10 +61,18 @@ class Labels(Protocol):
 def draw_pairs(
     recorded: LabeledEpisodes, held_out: Bool[np.ndarray, " F"], count: int, rng: np.random.Generator
 ) -> Pairs:
-    """Two different observations of one instruction each, both of them ``held_out`` or neither; no preferences yet."""
+    """Two different observations of one instruction each, both of them ``held_out`` or neither; no preferences yet.
+
+    An observation that has no other of its instruction on its side is left out. RewardModelError where all are.
+    """
     _, instruction = np.unique([entry.instruction for entry in recorded.entries], return_inverse=True)
     group = 2 * instruction[recorded.episode] + held_out
-    ordered, size = np.argsort(group, kind="stable"), np.bincount(group)
+    size = np.bincount(group)
+    ordered = np.argsort(group, kind="stable")
+    ordered = ordered[size[group[ordered]] > 1]
+    if not len(ordered):
+        raise RewardModelError("no two observations have the same instruction; record more episodes of one")
+    size = np.where(size > 1, size, 0)
     ends = np.cumsum(size)
     place = rng.integers(len(ordered), size=count)
     of = np.searchsorted(ends, place, side="right")  # its group

@@ -20,7 +20,7 @@ from sims.devices.crossing import crossing
 from sims.numbers.ranges import PositiveInt
 from vla_rl.rewards.labels import LabeledEpisodes
 from vla_rl.rewards.preferences.pairs import NO_PREFERENCE
-from vla_rl.rewards.published_model import PublishedModel
+from vla_rl.rewards.published_model import PublishedModel, check_places
 
 DECISION_TOKENS = 8
 
@@ -47,6 +47,10 @@ class VlmLabelsConfig:
         "In which picture is the task closer to being done? Answer with a number alone: 0 for the first, "
         "1 for the second, -1 if the comparison does not tell or if there is no difference."
     )
+
+    def __post_init__(self) -> None:
+        check_places("labels.compare", self.compare, "the instruction")
+        check_places("labels.decide", self.decide, "the instruction", "the comparison")
 
 
 class VlmLabels(PublishedModel):

@@ -28,7 +28,10 @@ class ProgressBatch(TensorDataclass):
 
 
 class ProgressFit(ScorerFit[ProgressBatch]):
-    """Cross-entropy to ``targets``, those of ``progress_targets``; ``index``: observations of successes."""
+    """Cross-entropy to ``targets``, those of ``progress_targets``; ``index``: observations of successes.
+
+    Instructions are exchanged between tasks alone: of one task another one may be the same goal in other words.
+    """
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class ProgressFit(ScorerFit[ProgressBatch]):
     ) -> None:
         super().__init__(model, steps=model.config.steps, seed=seed)
         self.model, self.recorded, self._targets, self._index = model, recorded, targets, index
+        self._task = np.array([entry.task for entry in recorded.entries])
 
     def draw(self) -> ProgressBatch:
         config = self.model.config
@@ -48,9 +52,11 @@ class ProgressFit(ScorerFit[ProgressBatch]):
         obs, progress = self.recorded.read(chosen).obs, torch.from_numpy(self._targets[chosen])
         if config.instruction:
             count = round(config.other_instructions * config.batch_size)
+            own = self.recorded.episode[chosen[:count]]
             other = self.recorded.episode[self._index[self._rng.integers(len(self._index), size=count)]]
+            shown = np.where(self._task[other] == self._task[own], own, other)
             instruction = obs.instruction.clone()
-            instruction[:count] = self.recorded.instructions[torch.from_numpy(other)]
+            instruction[:count] = self.recorded.instructions[torch.from_numpy(shown)]
             progress = torch.where((instruction != obs.instruction).any(1), 0.0, progress)
             obs = dataclasses.replace(obs, instruction=instruction)
         return ProgressBatch(obs=obs, progress=progress)

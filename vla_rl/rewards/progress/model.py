@@ -6,8 +6,8 @@
 
 ``time``: without stages the share of the time to success; with them what SARM learns (Chen et al. 2025,
 arXiv:2509.25358), on stages that are cut automatically instead of by annotation: a pause then changes the progress
-inside its stage alone. Other instructions, of which nothing is done, count as progress 0 (ReWiND, Zhang et al. 2025,
-arXiv:2505.10911).
+inside its stage alone. Instructions of other tasks, of which nothing is done, count as progress 0 (ReWiND, Zhang et al.
+2025, arXiv:2505.10911).
 
 ``stages``: the pseudo-rewards of VLA-RL's robotic process reward model (Lu et al. 2025, arXiv:2505.18719, Sec. 3.4),
 added up: there every action that leads to a stage's end is labeled positive, here every end is worth as much as the
@@ -43,7 +43,8 @@ class ProgressConfig(ScorerConfig):
     the state that are the end effector's position, whose pauses end a stage too; empty: none do. ``rest``: share of an
     episode's highest speed below which it pauses. ``target``: what is learned, "time", or "stages", the share of the
     stages that are complete. ``other_instructions``: share of each batch that is shown with the instruction of another
-    episode, as progress 0; only where instructions differ. ``held_out``: share of all starts for the report.
+    episode, as progress 0; only where that one has another task and other words. ``held_out``: share of all starts for
+    the report.
     """
 
     gripper: Count | None = None

@@ -18,7 +18,7 @@ from sims.devices.crossing import crossing
 from sims.numbers.ranges import Share
 from sims.vector_env import Observation, decode_instructions
 from vla_rl.rewards.progress.env import PaidProgressConfig
-from vla_rl.rewards.published_model import PublishedModel
+from vla_rl.rewards.published_model import PublishedModel, check_places
 from vla_rl.rewards.scorer import RewardModelError
 
 
@@ -38,6 +38,9 @@ class ClipRewardConfig(PaidProgressConfig):
     baseline: str = "a robot arm at a table"
     projection: Share = 0.5
 
+    def __post_init__(self) -> None:
+        check_places("reward.goal", self.goal, "the instruction")
+
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerRewardConfig(PaidProgressConfig):
@@ -53,6 +56,9 @@ class AnswerRewardConfig(PaidProgressConfig):
     question: str = "A robot was told: {}. Does the picture show that it is done? Answer True or False."
     yes: str = "True"
     no: str = "False"
+
+    def __post_init__(self) -> None:
+        check_places("reward.question", self.question, "the instruction")
 
 
 class ZeroShot(PublishedModel, ABC):
