@@ -132,9 +132,10 @@ class CorrectionSession:
             if SUCCESS in self.store.labels(self.last_episode):
                 self.store.label(self.last_episode, SUCCESS, None, author=person)
             self.count_outcome(self.last_episode)
+        taken_up = step if self.mode == "ended" else self.attempt.taken_up
         snapshot = self.attempt.snapshots[step]
         self.env.reset(start=[snapshot.start])
-        self._continue(self.attempt.until(step), snapshot.memory)
+        self._continue(self.attempt.until(step, taken_up=taken_up), snapshot.memory)
         self.mode, self.reason, self.outcome = "hold", f"rewound to step {step}", ""
         self._audit.write("rewound", person=person, step=step)
 

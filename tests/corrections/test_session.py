@@ -392,6 +392,23 @@ def test_an_attempt_that_is_rewound_and_left_there_is_not_stored_again(tmp_path)
         assert [steps for steps, _ in stored(robot)] == [12, 12, 8]
 
 
+@pytest.mark.parametrize("then", ["next", "abort", "close"])
+def test_an_attempt_that_is_rewound_to_where_it_stands_is_stored(tmp_path, then):
+    with session(tmp_path) as robot:
+        ticks(robot, 5)
+        robot.rewind(2, person="anna")
+        robot.take_over(person="anna")
+        ticks(robot, 3, AWAY)
+        robot.rewind(robot.attempt.length, person="anna")
+        if then == "next":
+            robot.next_episode(person="anna", drive=False)
+        elif then == "abort":
+            robot.end("abort", person="anna")
+        else:
+            robot.close()
+        assert [(steps, labels.get("outcome")) for steps, labels in stored(robot)] == [(5, None), (5, "abort")]
+
+
 def test_an_attempt_that_is_left_for_the_next_one_has_no_outcome(tmp_path):
     with session(tmp_path) as robot:
         ticks(robot, 4)
