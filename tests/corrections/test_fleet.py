@@ -336,6 +336,24 @@ def test_an_episode_that_the_hub_refuses_stops_no_other_and_is_said_once(
         assert store.labels(intact) == {"success": True}
 
 
+def test_labels_do_not_wait_until_no_episode_is_left(tmp_path: Path):
+    publish(tmp_path, 0)
+    first, second = (episode_file(tmp_path / "robot" / "episodes")[0] for _ in range(2))
+    with EpisodeStore(tmp_path / "robot" / "episodes") as store, serving_fleet(tmp_path, address=HUB, max_behind=3):
+        store.label(second, "outcome", "abort", author="anna")
+        client = HubClient(tmp_path / JOIN)
+        digest = hashlib.sha256(store.file(first).read_bytes()).hexdigest()
+        client.send(first, digest, size=store.file(first).stat().st_size, offset=0, data=bytes(100))
+        with pytest.raises(HubRefused, match="answered 409"):  # the first episode breaks the delivery off
+            Outbox(tmp_path / "robot", client).deliver(time.monotonic() + 60)
+        assert [change.episode for change in read_changes(tmp_path / "episodes")] == [second]
+        store.label(second, "outcome", "failure", author="anna")
+        assert Outbox(tmp_path / "robot", client).deliver(time.monotonic() - 1) is False
+        assert Outbox(tmp_path / "robot", client).deliver(time.monotonic() + 60)
+    with EpisodeStore(tmp_path / "episodes") as store:
+        assert store.labels(second) == {"outcome": "failure"}
+
+
 def test_an_older_bundle_that_is_published_again_serves_unless_the_robot_rolled_it_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
