@@ -58,8 +58,11 @@ class FleetLink:
         orders = self._report()
         self._failures = 0
         self._follow(orders)
-        fetched = self._fetch_version(orders.version)
-        return self._outbox.deliver(time.monotonic() + TRANSFER_S) and fetched
+        try:
+            fetched = self._fetch_version(orders.version)
+        finally:  # a version that cannot be fetched or installed keeps no episode back
+            delivered = self._outbox.deliver(time.monotonic() + TRANSFER_S)
+        return delivered and fetched
 
     def _run(self) -> None:
         wait_s = 0.0

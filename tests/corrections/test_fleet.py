@@ -9,9 +9,11 @@ import os
 import random
 import shutil
 import signal
+import socket
+import threading
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -25,6 +27,7 @@ from episodes.overlays import append_changes, read_changes
 from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore
 from policies.bundle import BundleError, BundleInfo, install_bundle, read_bundle_info, save_bundle
+from real_robot.corrections.server import CorrectionServer
 from real_robot.corrections.web import Address
 from real_robot.fleet.bundle_fetch import BundleFetch
 from real_robot.fleet.client import HubClient, HubRefused
@@ -35,10 +38,11 @@ from real_robot.fleet.outbox import Outbox
 from real_robot.fleet.server import JOIN, serving_fleet
 from real_robot.serving.published import KEPT, PublishedVersions
 from sims.errors import UserError
+from sims.subproc.termination import Terminated
 from tests.corrections.small_server import server, write_bundle
 from tests.episodes.episode_examples import make_episode
 from tests.real_robot.small_policies import small_policy
-from vla_rl.runners.corrections import fleet, join_fleet
+from vla_rl.runners.corrections import correct, fleet, join_fleet
 from vla_rl.runs.run_dir import lock_folder
 
 WELL = Report(
@@ -394,6 +398,48 @@ def test_a_wrong_file_or_name_is_said(tmp_path: Path):
     (tmp_path / JOIN).write_text("{}")
     with server(tmp_path) as one, pytest.raises(UserError, match="vla-rl fleet writes it"):
         join_fleet(one, tmp_path / JOIN)
+
+
+def test_a_version_that_cannot_be_installed_keeps_no_episode_back(tmp_path: Path):
+    write_bundle(tmp_path / "bundle", seed=7)
+    with server(tmp_path) as one, serving_fleet(tmp_path, address=HUB, max_behind=3):
+        tensors = tmp_path / "published" / read_bundle_info(tmp_path / "bundle").sha256[:12]
+        shutil.rmtree(tensors)  # the hub answers 404 for it
+        one.robot.command(lambda: one.robot.session.end("failure", person="Anna")).result(30)
+        with closing(join_fleet(one, tmp_path / JOIN)):
+            until(lambda: list((tmp_path / "episodes").glob("ep-*")), "the episode arrives")
+
+
+def test_the_robot_is_at_rest_before_a_hub_that_does_not_answer_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("real_robot.fleet.client.TIMEOUT_S", 60.0)
+    stored, in_time = threading.Event(), []
+
+    @contextmanager
+    def opened() -> Iterator[CorrectionServer]:
+        try:
+            with server(tmp_path) as one:
+                yield one
+        finally:
+            stored.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        join = {"address": f"http://127.0.0.1:{silent.getsockname()[1]}", "token": "t"}
+        (tmp_path / JOIN).write_text(json.dumps(join))
+
+        def terminate() -> None:
+            connection, _ = silent.accept()  # the robot's report
+            with connection:
+                os.kill(os.getpid(), signal.SIGTERM)
+                in_time.append(stored.wait(30))
+
+        thread = threading.Thread(target=terminate)
+        thread.start()
+        with pytest.raises(Terminated):
+            correct(opened(), tmp_path, browser=False, fleet=tmp_path / JOIN)
+        thread.join()
+    assert in_time == [True]
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
