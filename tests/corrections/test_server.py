@@ -23,6 +23,7 @@ from episodes.schema import HUMAN, POLICY
 from episodes.store import EpisodeStore
 from policies.bundle import read_bundle_info
 from real_robot.corrections.human_input import RawInput
+from real_robot.corrections.lease import Holder
 from real_robot.corrections.server import CorrectionServer
 from real_robot.corrections.session import Refused
 from sims.errors import UserError
@@ -219,6 +220,43 @@ def test_of_two_clients_one_moves_the_robot_and_a_lost_one_leaves_it_holding(run
     assert ("takes over", "Anna") in moved
     assert ("takes over", "Ben") not in moved
     assert ("hold", "Anna") in moved
+
+
+def test_who_takes_over_while_another_lets_go_drives_an_intervention_of_their_own(tmp_path: Path):
+    with server(tmp_path) as one:
+        robot, session = one.robot, one.robot.session
+
+        def drive(client: str, name: str) -> None:
+            holder = robot.lease.acquire(client, name)
+            assert holder is not None
+            robot.command(lambda: session.take_over(person=name)).result(30)
+
+            def drove() -> bool:
+                robot.receive(client, holder.token, RawInput(deadman=True, keys=frozenset({"KeyW"})))
+                attempt = session.attempt
+                who = [attempt.operators[step.intervention] for step in attempt.steps if step.actor == HUMAN]
+                return who.count(name) >= 3
+
+            wait(drove, seconds=10)
+
+        drive("A", "anna")
+        release, released = robot.lease.release, threading.Event()
+
+        def slow_release(client: str) -> Holder | None:
+            """The lease is free, and the arm does not hold yet."""
+            holder = release(client)
+            released.set()
+            time.sleep(0.5)
+            return holder
+
+        robot.lease.release = slow_release  # type: ignore[method-assign]
+        letting_go = threading.Thread(target=robot.release, args=("A", "let go"))
+        letting_go.start()
+        released.wait(30)
+        drive("B", "ben")
+        letting_go.join()
+        robot.command(lambda: None).result(30)
+        assert (session.mode, session.attempt.operators) == ("human", ["anna", "ben"])
 
 
 def test_damaged_and_oversize_frames_do_not_disturb_the_others(running: CorrectionServer):
