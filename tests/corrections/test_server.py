@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import random
 import resource
 import signal
@@ -402,6 +403,22 @@ def test_what_is_under_way_when_the_program_is_terminated_is_stored(tmp_path: Pa
     assert (process.returncode, said.splitlines()[-1]) == (143, "vla-rl: terminated")
     with EpisodeStore(out / "episodes") as store:
         assert [labels for _, labels in store.labelled()] == [{"outcome": "abort"}]
+
+
+def test_a_damaged_episode_is_listed_and_the_others_can_be_read(tmp_path: Path):
+    with server(tmp_path) as one, EpisodeStore(tmp_path / "out" / "episodes") as store:
+        ids = [store.add(make_episode()) for _ in range(2)]
+        file = store.file(ids[0])
+        os.truncate(file, file.stat().st_size // 2)
+        _, cookie = open_session(one.invite())
+        status, body = ask(one, "/api/episodes", cookie=cookie)
+        assert status == 200
+        rows = json.loads(body)["episodes"]
+        assert [(row["id"], row["damaged"]) for row in rows] == [(ids[1], False), (ids[0], True)]
+        assert ask(one, "/api/training", cookie=cookie)[0] == 200
+        assert ask(one, f"/api/episodes/{ids[1]}", cookie=cookie)[0] == 200
+        status, body = ask(one, f"/api/episodes/{ids[0]}", cookie=cookie)
+        assert status == 422 and b"vla-rl data verify" in body
 
 
 def test_a_second_server_of_a_folder_is_refused(tmp_path: Path):
