@@ -338,6 +338,27 @@ def test_who_waits_for_a_slow_command_of_their_own_keeps_control(
             assert shown["you_hold"]
 
 
+def test_a_command_that_fails_is_said_and_its_connection_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    with server(tmp_path) as one, open_control(*open_session(one.invite())) as socket:
+        socket.send('{"type": "acquire"}')
+        do = {"type": "do", "token": wait_for(socket, "lease")["token"], "what": "next"}
+
+        def fail(*, start: Sequence[StartState]) -> None:
+            raise RuntimeError("stack overflow")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(one.robot.session.env, "reset", fail)
+            socket.send(json.dumps(do))
+            assert wait_for(socket, "refused")["reason"] == "the command failed: RuntimeError: stack overflow"
+        assert "in fail\n" in capfd.readouterr().err  # its traceback
+        number = one.robot.session.number
+        socket.send(json.dumps(do))
+        while wait_for(socket, "state")["episode"] == number:
+            pass
+
+
 def test_a_scripted_operator_corrects_a_policy_that_fails(tmp_path: Path):
     with server(tmp_path, show_expert=True, wait_for_input=True, pace=20.0) as one:
         with ScriptedOperator(one.invite("script"), TakeOverAfter(steps=6)) as operator:
