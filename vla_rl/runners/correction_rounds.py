@@ -30,6 +30,7 @@ from policies.policy import Policy
 from policies.residual.critic_guided import CriticGuided
 from policies.residual.policy import ResidualConfig, ResidualPolicy, residual_on
 from real_robot.corrections.training import LEARNING, round_number, sorted_rounds
+from real_robot.serving.published import changing_published
 from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
 from vla_rl.algorithms.encoded_windows import encode_windows
@@ -104,8 +105,9 @@ def learn_round(folder: Path, config: CorrectionsConfig) -> dict[str, Any]:
     """
     while True:
         path, begun = _train_round(folder, config)
-        if _is_trained(path, begun, read_bundle_info(folder / BUNDLE).sha256):
-            return _publish(folder, path, begun)
+        with changing_published(folder / BUNDLE):  # a roll-back comes before or after
+            if _is_trained(path, begun, read_bundle_info(folder / BUNDLE).sha256):
+                return _publish(folder, path, begun)
         given_up = f"round {round_number(path)} is given up: {begun.parent[:12]}, which it began with, is published no"
         print(f"{given_up} longer; the next one begins with the version that is", file=sys.stderr, flush=True)
 
