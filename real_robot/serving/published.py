@@ -105,12 +105,15 @@ class PublishedVersions:
         with self._lock:
             return self.order.index(sha256) + 1 if sha256 in self.order else None
 
-    def roll_back(self) -> tuple[str, str] | None:
-        """Publish the version before the newest again; (rolled back, published), None if none is left or kept."""
+    def roll_back(self, newest: str | None = None) -> tuple[str, str] | None:
+        """Publish the version before the newest again; (rolled back, published), None if none is left or kept.
+
+        ``newest``: which it must be, else None.
+        """
         self.newest()
         with self._changing():
             standing = self._standing()
-            if len(standing) < 2 or not self.folder(standing[-2]).exists():
+            if len(standing) < 2 or newest not in (None, standing[-1]) or not self.folder(standing[-2]).exists():
                 return None
             *_, before, failed = standing
             self._drop(failed)

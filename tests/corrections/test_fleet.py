@@ -118,6 +118,7 @@ def test_versions_are_counted_and_the_one_before_is_published_again(tmp_path: Pa
     assert versions.roll_back() == (names[2], names[1])
     assert read_bundle_info(tmp_path / "bundle").sha256 == names[1] == PublishedVersions(tmp_path / "bundle").newest()
     assert [versions.behind(name) for name in names] == [1, 0, 0]
+    assert versions.roll_back(names[2]) is None  # asked twice, or by somebody who has not seen the newest
     assert versions.roll_back() == (names[1], names[0])
     assert versions.roll_back() is None
     assert PublishedVersions(tmp_path / "bundle").rolled_back == [names[2], names[1]]
@@ -482,6 +483,7 @@ def test_a_robot_delivers_learns_and_is_helped_from_the_page_of_the_fleet(chromi
             write_bundle(tmp_path / "bundle", seed=8)
             worse = read_bundle_info(tmp_path / "bundle").sha256
             until(lambda: versions.current.hello.fingerprint == worse, "the next bundle is taken up")
+            page.wait_for_selector(f"#published >> text={worse[:8]}")
             page.focus("#rollback")
             page.keyboard.press("Enter")
             page.wait_for_selector("#done >> text=is rolled back")
