@@ -94,20 +94,18 @@ class FleetLink:
     def _fetch_version(self, newest: str) -> bool:
         """Go on towards where the robot takes up the version ``newest``; whether there is nothing to fetch.
 
-        One that was rolled back here is not fetched; that is said once.
+        One that was rolled back here, or is of another robot, is not fetched; that is said once.
         """
         robot = self._robot
         if read_bundle_info(robot.folder / "bundle").sha256 == newest:
             self._fetch.forget()
             return True
         version = self._fetch.version or newest
-        try:
-            robot.versions.check(version)
-        except ValueError as error:
+        if version != self._refused and (refusal := self._refusal(version)):
+            self._refused = version
+            print(f"the fleet's policy is not served: {refusal}", file=sys.stderr, flush=True)
+        if version == self._refused:
             self._fetch.forget()
-            if version != self._refused:
-                self._refused = version
-                print(f"the fleet's policy is not served: {error}", file=sys.stderr, flush=True)
             return version == newest
         fetched = self._fetch.go_on(version, time.monotonic() + TRANSFER_S)
         if fetched is None:
@@ -115,6 +113,16 @@ class FleetLink:
         manifest, tensors = fetched
         install_bundle(robot.folder / "bundle", manifest=manifest, tensors=tensors)
         return version == newest
+
+    def _refusal(self, version: str) -> str:
+        """Why the robot does not take the version up, or ""."""
+        try:
+            self._robot.versions.check(version)
+        except ValueError as error:
+            return str(error)
+        own = read_bundle_info(self._robot.folder / "bundle").robot
+        differences = self._fetch.begin(version).differences(own)
+        return f"version {version[:12]} was made for another robot: {differences}" if differences else ""
 
     def _say(self, message: str) -> None:
         if message != self._said:

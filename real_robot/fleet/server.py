@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from policies.bundle import read_bundle_info
 from real_robot.corrections.access import Access
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.web import Address, listen, serving_web
@@ -34,7 +35,8 @@ def serving_fleet(folder: Path, *, address: Address, max_behind: int) -> Iterato
     versions = PublishedVersions(folder / "bundle")
     versions.newest()
     hub = Hub(versions, max_behind=max_behind)
-    deliveries = Deliveries(folder / "episodes", folder / "incoming")
+    robot = read_bundle_info(folder / "bundle").robot
+    deliveries = Deliveries(folder / "episodes", folder / "incoming", robot=robot)
     app = make_app(hub, deliveries, token=token, access=access, origins=origins, audit=audit)
     try:
         with serving_web(app, listening, address):

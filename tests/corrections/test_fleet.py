@@ -27,6 +27,7 @@ from episodes.overlays import append_changes, read_changes
 from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore
 from policies.bundle import BundleError, BundleInfo, install_bundle, read_bundle_info, save_bundle
+from policies.policy import RobotSpec
 from real_robot.corrections.server import CorrectionServer
 from real_robot.corrections.web import Address
 from real_robot.fleet.bundle_fetch import BundleFetch
@@ -50,6 +51,7 @@ WELL = Report(
     interventions=0.0, disagreement=None, undelivered=0,
 )  # fmt: skip
 HUB = Address()
+ROBOT = RobotSpec.recorded(make_episode())
 
 
 def until(met: Callable[[], object], what: str) -> None:
@@ -60,7 +62,7 @@ def until(met: Callable[[], object], what: str) -> None:
 
 
 def publish(folder: Path, seed: int) -> None:
-    save_bundle(small_policy(seed=seed), folder / "bundle")
+    save_bundle(small_policy(robot=ROBOT, seed=seed), folder / "bundle")
 
 
 def episode_file(folder: Path) -> tuple[str, bytes, str]:
@@ -409,6 +411,31 @@ def test_a_version_that_cannot_be_installed_keeps_no_episode_back(tmp_path: Path
         one.robot.command(lambda: one.robot.session.end("failure", person="Anna")).result(30)
         with closing(join_fleet(one, tmp_path / JOIN)):
             until(lambda: list((tmp_path / "episodes").glob("ep-*")), "the episode arrives")
+
+
+def test_a_robot_of_another_kind_keeps_its_policy_and_the_hub_takes_none_of_its_episodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    publish(tmp_path, 0)
+    with serving_fleet(tmp_path, address=HUB, max_behind=3):
+        with server(tmp_path) as one:
+            own = read_bundle_info(one.folder / "bundle")
+            one.robot.command(lambda: one.robot.session.end("failure", person="Anna")).result(30)
+            said = ""
+
+            def all_said() -> bool:
+                nonlocal said
+                said += capsys.readouterr().err
+                return "made for another robot: action_dim 3, not 7" in said and "answered 422" in said
+
+            with closing(join_fleet(one, tmp_path / JOIN)):
+                until(all_said, "that the policy is not served, and the episode not taken")
+            assert said.count("is not served") == said.count("is not delivered") == 1
+            assert read_bundle_info(one.folder / "bundle") == own
+        with server(tmp_path) as again:
+            assert again.robot.session.backend.hello.fingerprint == own.sha256
+    with EpisodeStore(tmp_path / "episodes") as store:
+        assert store.entries() == []
 
 
 def test_the_robot_is_at_rest_before_a_hub_that_does_not_answer_is_waited_for(
