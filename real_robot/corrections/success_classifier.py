@@ -81,11 +81,8 @@ class ClassifierFits:
 
     def _fits(self) -> list[Path]:
         """Not a copy that somebody kept under a longer name."""
-        return sorted((path for path in self._folder.glob("fit-*") if _is_fit(path)), key=_number)
-
-
-def _is_fit(path: Path) -> bool:
-    return re.fullmatch(r"fit-\d+", path.name) is not None
+        found = [path for path in self._folder.glob("fit-*") if re.fullmatch(r"fit-\d+", path.name)]
+        return sorted(found, key=_number)
 
 
 def _number(fit: Path) -> int:

@@ -27,6 +27,7 @@ from real_robot.corrections.human_input import RawInput
 from real_robot.corrections.lease import Holder
 from real_robot.corrections.server import CorrectionServer
 from real_robot.corrections.session import Refused
+from real_robot.corrections.success_classifier import ClassifierFits
 from sims.errors import UserError
 from sims.vector_env import StartState
 from tests.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_control, open_session
@@ -441,6 +442,16 @@ def test_a_damaged_episode_is_listed_and_the_others_can_be_read(tmp_path: Path):
         assert ask(one, f"/api/episodes/{ids[1]}", cookie=cookie)[0] == 200
         status, body = ask(one, f"/api/episodes/{ids[0]}", cookie=cookie)
         assert status == 422 and b"vla-rl data verify" in body
+
+
+def test_a_copy_of_a_classifier_under_another_name_is_no_fit(tmp_path: Path):
+    for name in ("fit-002", "fit-002-good"):
+        (tmp_path / "classifiers" / name).mkdir(parents=True)
+    fits = ClassifierFits(tmp_path, lambda fit: [sys.executable, "-c", f"print({str(fit)!r})"])
+    assert fits.read() == {"state": "failed", "fit": "fit-002", "log": ""}
+    fits.start()
+    assert fits.read()["fit"] == "fit-003"
+    fits.close()
 
 
 def test_a_second_server_of_a_folder_is_refused(tmp_path: Path):
