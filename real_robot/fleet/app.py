@@ -19,7 +19,7 @@ from real_robot.corrections.access import Access, Origins, Person
 from real_robot.corrections.app import OriginMiddleware, Version, add_page, not_newest, required
 from real_robot.corrections.audit import AuditLog
 from real_robot.fleet.deliveries import DamagedDelivery, Deliveries
-from real_robot.fleet.hub import Hub
+from real_robot.fleet.hub import Hub, NameTaken
 from real_robot.fleet.messages import CHANGES, CHUNK_BYTES, DIGEST, EPISODE, NAME, REPORT, Orders, Received
 
 T = TypeVar("T")
@@ -91,7 +91,10 @@ def _add_robots(app: FastAPI, hub: Hub, deliveries: Deliveries, token: str) -> N
     @app.post("/robots/{name}/report", dependencies=robot)
     async def report(name: RobotName, request: Request) -> Orders:
         given = _valid(REPORT.validate_json, await _body(request, MAX_JSON_BYTES))
-        return await run_in_threadpool(hub.report, name, given)
+        try:
+            return await run_in_threadpool(hub.report, name, given)
+        except NameTaken as error:
+            raise HTTPException(409, str(error)) from None
 
     @app.get("/robots/episodes/{id}", dependencies=robot)
     def received(id: EpisodeId, sha256: Digest) -> Received:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import random
+import secrets
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from episodes.files import write_atomically
 from policies.bundle import install_bundle, read_bundle_info
 from real_robot.fleet.bundle_fetch import BundleFetch
 from real_robot.fleet.client import HubClient
@@ -43,6 +45,7 @@ class FleetLink:
     def __init__(self, robot: LinkedRobot, join: Path) -> None:
         self._robot, self._hub = robot, HubClient(join)
         self._outbox, self._fetch = Outbox(robot.folder, self._hub), BundleFetch(self._hub)
+        self._instance = _instance(robot.folder)
         self._wants_page, self._failures = True, 0  # in a row to reach the hub
         self._said = self._refused = ""
         self._closing = threading.Event()
@@ -79,7 +82,8 @@ class FleetLink:
         robot = self._robot
         version = robot.versions.current.hello.fingerprint
         page = robot.page() if self._wants_page else None
-        report = report_of(robot.state(), version=version, undelivered=len(self._outbox.waiting()), page=page)
+        waiting = len(self._outbox.waiting())
+        report = report_of(robot.state(), instance=self._instance, version=version, undelivered=waiting, page=page)
         orders = self._hub.report(robot.name, report)
         self._wants_page = orders.wants_page
         return orders
@@ -128,3 +132,11 @@ class FleetLink:
         if message != self._said:
             self._said = message
             print(message, file=sys.stderr, flush=True)
+
+
+def _instance(folder: Path) -> str:
+    """Of the robot, also after it starts again; another one of this name has another."""
+    path = folder / "robot-instance.txt"
+    if not path.exists():
+        write_atomically(path, secrets.token_hex(8).encode())
+    return path.read_text()

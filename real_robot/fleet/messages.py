@@ -13,6 +13,7 @@ CHUNK_LABELS = 1000  # changes, at most, in one request
 CHUNK_BYTES = 1 << 20  # of an episode's file, at most, in one request
 EPISODE = r"[0-9A-Z]{26}"
 DIGEST = r"[0-9a-f]{64}"
+INSTANCE = r"[0-9a-f]{16}"
 NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}"
 Share = Annotated[float, Field(ge=0, le=1)]
 Counted = Annotated[int, Field(ge=0)]
@@ -20,13 +21,15 @@ Counted = Annotated[int, Field(ge=0)]
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """How a robot is. ``version``: SHA-256 of its policy. Rates are of that version's last episodes, None before any.
+    """How a robot is. ``instance``: which of those of its name it is. ``version``: SHA-256 of its policy.
 
-    ``disagreement``: mean difference of a person's actions to the policy's in this episode, 0 to 2. ``undelivered``:
-    episodes that the hub has not confirmed. ``page``: an address that opens the robot's page once, where the hub asked.
+    Rates are of that version's last episodes, None before any. ``disagreement``: mean difference of a person's actions
+    to the policy's in this episode, 0 to 2. ``undelivered``: episodes that the hub has not confirmed. ``page``: an
+    address that opens the robot's page once, where the hub asked.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
+    instance: Annotated[str, Field(pattern=f"^{INSTANCE}$")]
     mode: Literal["policy", "human", "hold", "ended"]
     reason: Annotated[str, Field(max_length=200)]
     task: Annotated[str, Field(max_length=200)]
@@ -66,11 +69,12 @@ ORDERS: TypeAdapter[Orders] = TypeAdapter(Orders)
 CHANGES: TypeAdapter[list[LabelChange]] = TypeAdapter(list[LabelChange])
 
 
-def report_of(state: dict[str, Any], *, version: str, undelivered: int, page: str | None) -> Report:
+def report_of(state: dict[str, Any], *, instance: str, version: str, undelivered: int, page: str | None) -> Report:
     """From what the robot's page shows (``RobotThread.states``)."""
     newest = state["versions"][-1]
     human = [value for value, actor in zip(state["disagreement"], state["actors"], strict=True) if actor == "h"]
     return Report(
+        instance=instance,
         mode=state["mode"],
         reason=state["reason"][:200],
         task=state["task"][:200],

@@ -33,7 +33,7 @@ from real_robot.corrections.web import Address
 from real_robot.fleet.bundle_fetch import BundleFetch
 from real_robot.fleet.client import HubClient, HubRefused
 from real_robot.fleet.deliveries import DamagedDelivery, Deliveries
-from real_robot.fleet.hub import Hub
+from real_robot.fleet.hub import Hub, NameTaken
 from real_robot.fleet.messages import CHANGES, Report
 from real_robot.fleet.outbox import Outbox
 from real_robot.fleet.server import JOIN, serving_fleet
@@ -47,8 +47,8 @@ from vla_rl.runners.corrections import correct, fleet, join_fleet
 from vla_rl.runs.run_dir import lock_folder
 
 WELL = Report(
-    mode="policy", reason="", task="reach", episode=3, person=None, version="0" * 64, episodes=4, success=1.0,
-    interventions=0.0, disagreement=None, undelivered=0,
+    instance="0" * 16, mode="policy", reason="", task="reach", episode=3, person=None, version="0" * 64, episodes=4,
+    success=1.0, interventions=0.0, disagreement=None, undelivered=0,
 )  # fmt: skip
 HUB = Address()
 ROBOT = RobotSpec.recorded(make_episode())
@@ -219,6 +219,26 @@ def test_who_needs_help_most_comes_first(tmp_path: Path):
         publish(tmp_path, seed)
         versions.newest()
     assert hub.report("well", current).paused == "the policy is 2 versions old"
+
+
+def test_of_two_robots_of_one_name_the_second_is_refused_while_the_first_reports(tmp_path: Path):
+    now = [0.0]
+    publish(tmp_path, 0)
+    hub = Hub(PublishedVersions(tmp_path / "bundle"), max_behind=1, clock=lambda: now[0])
+    other = replace(WELL, instance="1" * 16)
+    hub.report("out", replace(WELL, mode="hold", page="https://first"))
+    for now[0] in (0.0, 9.0):
+        with pytest.raises(NameTaken, match="named out: start this one with another --out"):
+            hub.report("out", other)
+    assert [row["waits"] for row in hub.rows()] == [True]
+    now[0] = 20.0
+    assert hub.report("out", other).wants_page
+    assert hub.take_page("out") is None  # not that of the first
+    with serving_fleet(tmp_path, address=HUB, max_behind=3):
+        client = HubClient(tmp_path / JOIN)
+        client.report("out", WELL)
+        with pytest.raises(HubRefused, match=r"answered 409: .*another robot of the fleet is named out"):
+            client.report("out", other)
 
 
 def test_the_hub_lets_nobody_in_without_its_token(tmp_path: Path):
