@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 
-from episodes.overlays import LabelChange
+from episodes.overlays import SPLIT, TRIM, LabelChange
 
 CHUNK_LABELS = 1000  # changes, at most, in one request
 CHUNK_BYTES = 1 << 20  # of an episode's file, at most, in one request
@@ -66,7 +67,18 @@ class Received:
 
 REPORT: TypeAdapter[Report] = TypeAdapter(Report)
 ORDERS: TypeAdapter[Orders] = TypeAdapter(Orders)
-CHANGES: TypeAdapter[list[LabelChange]] = TypeAdapter(list[LabelChange])
+
+
+def _checked_cut(change: LabelChange) -> LabelChange:
+    """Others than these would keep the hub's store from being read."""
+    is_trim = isinstance(change.value, str) and re.fullmatch(r"\d+-\d+", change.value)
+    valid = {TRIM: is_trim, SPLIT: isinstance(change.value, int)}
+    if change.value is not None and not valid.get(change.key, True):
+        raise ValueError(f"{change.key} of episode {change.episode} is no cut: {change.value!r}")
+    return change
+
+
+CHANGES: TypeAdapter[list[LabelChange]] = TypeAdapter(list[Annotated[LabelChange, AfterValidator(_checked_cut)]])
 
 
 def report_of(state: dict[str, Any], *, instance: str, version: str, undelivered: int, page: str | None) -> Report:

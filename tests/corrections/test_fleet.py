@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
+from pydantic import ValidationError
 
 from benchmarks.fleet import Fleet, Proxy
 from episodes.overlays import append_changes, read_changes
@@ -320,6 +321,21 @@ def test_a_bundle_is_fetched_over_connections_that_all_break(tmp_path: Path) -> 
         with pytest.raises(HubRefused, match="no such bundle"):
             direct.go_on("0" * 64, time.monotonic() + 60)
         assert direct.version == ""
+
+
+def test_a_damaged_file_of_the_hub_is_said(tmp_path: Path):
+    publish(tmp_path, 0)
+    (tmp_path / JOIN).write_text("")  # after a power failure
+    with pytest.raises(UserError, match="is damaged: remove it"), serving_fleet(tmp_path, address=HUB, max_behind=3):
+        pass
+
+
+@pytest.mark.parametrize(("key", "value", "valid"), [("trim", "2-5", True), ("split", 3, True), ("note", "abc", True),
+    ("trim", None, True), ("trim", "abc", False), ("trim", 3, False), ("split", "abc", False)])  # fmt: skip
+def test_a_cut_that_would_keep_the_hub_from_reading_is_refused(key: str, value: object, valid: bool):
+    change = {"episode": "0" * 26, "key": key, "value": value, "author": "anna", "time_s": 1.0}
+    with nullcontext() if valid else pytest.raises(ValidationError, match="is no cut"):
+        CHANGES.validate_json(json.dumps([change]))
 
 
 def test_an_undo_that_is_delivered_later_takes_back_the_line_at_the_hub(tmp_path: Path):

@@ -163,6 +163,15 @@ def test_a_round_that_was_trained_but_not_published_is_published_and_its_episode
     assert (second["round"], second["corrected_episodes"]) == (2, 4)
 
 
+def test_a_share_that_is_no_window_of_a_batch_is_refused(tmp_path: Path):
+    corrections(tmp_path)
+    with EpisodeStore(tmp_path / "given", create=True) as store:
+        store.add(make_episode())
+    learning = replace(FAST, demonstrations=(tmp_path / "given",), human_share=0.05)
+    with pytest.raises(UserError, match=r"0\.05 of a batch of 8 is no window.*set it to 0\.12 or more"):
+        learn_round(tmp_path, replace(CONFIG, learning=learning))
+
+
 def test_a_roll_back_at_the_time_of_a_publication_loses_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     corrections(tmp_path)
     bundle = tmp_path / BUNDLE

@@ -40,7 +40,7 @@ from vla_rl.config.loader import flat_settings
 from vla_rl.runners.correction_replays import Replays, all_episodes, correction_replays, learn_replays
 from vla_rl.runners.correction_sources import cloning_sources, corrected_episodes, measured_share, successful_episodes
 from vla_rl.runners.corrections import BUNDLE, EPISODES
-from vla_rl.runners.imitation import clone_windows, window_samplers
+from vla_rl.runners.imitation import clone_windows, divide, window_samplers
 from vla_rl.runs.run_dir import lock_folder
 
 POLL_S, CHECKPOINT_S = 2.0, 5.0
@@ -200,6 +200,12 @@ def _samplers(
             share = measured_share(policy, sources, settings.adaptive, seed=config.seed)
     settings = dataclasses.replace(settings, human_share=share)
     sources = cloning_sources(episodes, settings, ids=ids)
+    batch_size = settings.bc.batch_size
+    if not divide(batch_size, [source.share for source in sources])[0]:
+        raise UserError(
+            f"learning.human_share: {share:g} of a batch of {batch_size} is no window, so that no correction would be "
+            f"learned: set it to {1 / batch_size:.2g} or more"
+        )
     return share, window_samplers(policy.spec, sources, batch_size=settings.bc.batch_size, seed=config.seed)
 
 
