@@ -21,6 +21,7 @@ from real_robot.corrections.success_classifier import ClassifierFits, FitUnderWa
 from real_robot.corrections.training import TrainingReader
 
 STATIC = Path(__file__).parent / "static"
+Version = Annotated[str, Query(pattern="^[0-9a-f]{8,64}$")]  # how the SHA-256 of a bundle begins
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob:; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -142,6 +143,11 @@ def add_page(app: FastAPI, access: Access, audit: AuditLog, *, page: str) -> Non
         return {"name": person.name, "role": person.role}
 
 
+def not_newest(version: str, newest: str) -> str:
+    """Why ``version`` is not rolled back: the person who asked has not seen the newest, or asked twice."""
+    return f"version {version[:8]} is not the newest any more: {newest[:8]} is; nothing was rolled back"
+
+
 def _add_episodes(app: FastAPI, access: Access, browser: EpisodeBrowser, robot: RobotThread, audit: AuditLog) -> None:
     viewer, labeller = required(access, "viewer"), required(access, "labeller")
 
@@ -237,10 +243,12 @@ def _add_policy(app: FastAPI, access: Access, robot: RobotThread, origins: Origi
     operator = required(access, "operator")
 
     @app.post("/api/rollback")
-    def roll_back(person: Person = operator) -> dict[str, Any]:
-        """The version before the newest serves from the next episode on."""
+    def roll_back(version: Version, person: Person = operator) -> dict[str, Any]:
+        """The version before ``version``, which must be the newest, serves from the next episode on."""
         versions = robot.session.versions
         *earlier, newest = versions.kept
+        if not newest.startswith(version):
+            raise HTTPException(409, not_newest(version, newest))
         done = versions.report_fault(newest, f"by {person.name}") if earlier else ""
         if not done:
             raise HTTPException(409, "there is no earlier version to go back to")

@@ -83,8 +83,8 @@ class Attempt:
     def intervened(self) -> bool:
         return any(step.actor == HUMAN for step in self.steps)
 
-    def until(self, step: int) -> Attempt:
-        """The same attempt before ``step``, to be continued differently."""
+    def until(self, step: int, *, taken_up: int) -> Attempt:
+        """The same attempt before ``step``, to be continued differently. ``taken_up``: its steps that are stored."""
         return Attempt(
             start=self.start,
             instruction=self.instruction,
@@ -93,7 +93,7 @@ class Attempt:
             steps=self.steps[:step],
             observations={at: seen for at, seen in self.observations.items() if at <= step},
             operators=list(self.operators),
-            taken_up=step,
+            taken_up=taken_up,
         )
 
     def episode(

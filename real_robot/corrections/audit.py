@@ -22,7 +22,10 @@ class AuditLog:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")  # the writer was killed within a line
         self._file = path.open("a", encoding="utf-8", buffering=1)
+        if torn:
+            self._file.write("\n")
         self._lock = threading.Lock()
         self._failed = False
 

@@ -14,7 +14,7 @@ import numpy as np
 from episodes.catalog import Entry
 from episodes.overlays import ABORT, DELETED, OUTCOME, SPLIT, SUCCESS, SUCCESS_FROM, OutcomeLabel, is_success
 from episodes.packing import frame, frame_sizes
-from episodes.schema import ACTORS, HUMAN, EpisodeError
+from episodes.schema import ACTORS, HUMAN, CorruptEpisode, EpisodeError
 from episodes.store import EpisodeStore
 from real_robot.corrections.attempt import actor_letters
 from real_robot.corrections.frames import encode_jpeg
@@ -51,7 +51,7 @@ class EpisodeBrowser:
         return {"total": len(chosen), "tasks": tasks, "episodes": chosen[max(0, first) :][:PAGE]}
 
     def rows(self) -> Sequence[dict[str, Any]]:
-        """All episodes, newest first."""
+        """All episodes, newest first; ``damaged``: the file cannot be read, and nobody knows who drove."""
         with EpisodeStore(self._path) as store:
             return [self._row(store, entry, labels) for entry, labels in reversed(store.labelled())]
 
@@ -149,7 +149,10 @@ class EpisodeBrowser:
         raise NotFound("no such episode")
 
     def _row(self, store: EpisodeStore, entry: Entry, labels: dict[str, Any]) -> dict[str, Any]:
-        human, interventions = self._person_share(store, entry)
+        try:
+            human, interventions, damaged = *self._person_share(store, entry), False
+        except CorruptEpisode:
+            human, interventions, damaged = 0.0, 0, True
         return {
             "id": entry.id,
             "task": entry.task,
@@ -165,6 +168,7 @@ class EpisodeBrowser:
             "policy": entry.policy_version[:12],
             "human_share": human,
             "interventions": interventions,
+            "damaged": damaged,
         }
 
     def _person_share(self, store: EpisodeStore, entry: Entry) -> tuple[float, int]:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import secrets
 import time
+import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Generic, TypeVar
@@ -208,4 +209,11 @@ class Client:
         await self._run(do)
 
     async def _run(self, do: Callable[[], object]) -> None:
-        await asyncio.wrap_future(self._robot.command(do))
+        """Raises Refused or UserError, also where ``do`` failed otherwise: the connection lasts."""
+        try:
+            await asyncio.wrap_future(self._robot.command(do))
+        except (Refused, UserError):
+            raise
+        except Exception as error:
+            traceback.print_exception(error)
+            raise Refused(f"the command failed: {type(error).__name__}: {error}") from None

@@ -24,7 +24,7 @@ from real_robot.corrections.attempt import actor_letters
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.frames import FrameThread
 from real_robot.corrections.human_input import RELEASED, RawInput
-from real_robot.corrections.lease import Lease
+from real_robot.corrections.lease import Holder, Lease
 from real_robot.corrections.publishing import Published
 from real_robot.corrections.session import CorrectionSession, Refused
 
@@ -98,9 +98,7 @@ class RobotThread:
 
     def release(self, client: str, reason: str) -> None:
         """The client lets go, or is gone: if its person drove, the arm holds."""
-        holder = self.lease.release(client)
-        if holder is not None:
-            self._let_go(holder.name, reason)
+        self._let_go(lambda: self.lease.release(client), reason)
 
     # -- the thread -------------------------------------------------------------------------------------------------
 
@@ -111,8 +109,7 @@ class RobotThread:
         try:
             while not self._closing:
                 changed = self._run_commands()
-                if (lost := self.lease.expire()) is not None:
-                    self._let_go(lost.name, "lost contact with the person who drove")
+                if self._let_go(self.lease.expire, "lost contact with the person who drove"):
                     changed |= self._run_commands()
                 moved_before, moved = moved, self.session.tick(self._newest_input())
                 if moved or changed or self.session.arm.real_time:
@@ -144,17 +141,22 @@ class RobotThread:
             ran = True
         return ran
 
-    def _let_go(self, name: str, reason: str) -> None:
+    def _let_go(self, end: Callable[[], Holder | None], reason: str) -> bool:
+        """Whether ``end`` ended the lease; all that its next holder asks for comes after the hold."""
         with self._changed:
+            holder = end()
+            if holder is None:
+                return False
             self._input, self._input_s = RELEASED, 0.0
 
-        def hold() -> None:
-            """Nobody could stop a real arm that the policy drives."""
-            if self.session.mode == "human" or (self.session.mode == "policy" and self.session.arm.real_time):
-                self.session.hold(reason, person=name)
+            def hold() -> None:
+                """Nobody could stop a real arm that the policy drives."""
+                if self.session.mode == "human" or (self.session.mode == "policy" and self.session.arm.real_time):
+                    self.session.hold(reason, person=holder.name)
 
-        self.command(hold)  # before all that could fail
-        self._audit.write("releases the robot", person=name, reason=reason)
+            self.command(hold)  # before all that could fail
+        self._audit.write("releases the robot", person=holder.name, reason=reason)
+        return True
 
     def _newest_input(self) -> RawInput | None:
         """The input of the person who holds the lease now, None once it is too old."""

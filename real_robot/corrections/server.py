@@ -71,9 +71,9 @@ def running(
         with serving_web(app, listening, address):
             yield CorrectionServer(robot, access, origins, folder, audit)
     finally:
-        classifier.close()
         robot.close()
         frames.close()
+        classifier.close()
         with contextlib.closing(audit), contextlib.closing(store):
             try:
                 session.close()

@@ -14,6 +14,7 @@ real arm (``ArmEnv``) holds meanwhile, also when an episode begins, until somebo
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from dataclasses import replace
 from typing import Literal
@@ -80,6 +81,7 @@ class CorrectionSession:
         self._projecting = env if isinstance(env, ProjectingEnv) else None
         self.arm = env if isinstance(env, ArmEnv) else SimulatedArm(env.spec.action_dim, settings.held)
         self._starts, self._split, self._audit = starts, split, audit
+        self._counting = threading.Lock()
         self.human = HumanInput(settings, env.spec.action_dim)
         self._proposals = Proposals(self.env, self.arm, execute_steps=settings.execute_steps)
         self.plan = self._proposals.plan
@@ -132,9 +134,10 @@ class CorrectionSession:
             if SUCCESS in self.store.labels(self.last_episode):
                 self.store.label(self.last_episode, SUCCESS, None, author=person)
             self.count_outcome(self.last_episode)
+        taken_up = step if self.mode == "ended" else self.attempt.taken_up
         snapshot = self.attempt.snapshots[step]
         self.env.reset(start=[snapshot.start])
-        self._continue(self.attempt.until(step), snapshot.memory)
+        self._continue(self.attempt.until(step, taken_up=taken_up), snapshot.memory)
         self.mode, self.reason, self.outcome = "hold", f"rewound to step {step}", ""
         self._audit.write("rewound", person=person, step=step)
 
@@ -213,8 +216,10 @@ class CorrectionSession:
         From any thread.
         """
         whole = recorded_id(id)
-        labels, _ = read_labels(self.store.path)
-        return self._report_rule(self.versions.count_outcome(whole, outcome_of(labels.get(whole, {}))))
+        with self._counting:  # what is counted last was read last
+            labels, _ = read_labels(self.store.path)
+            rolled_back = self.versions.count_outcome(whole, outcome_of(labels.get(whole, {})))
+        return self._report_rule(rolled_back)
 
     def _report_rule(self, rolled_back: str) -> bool:
         if rolled_back:

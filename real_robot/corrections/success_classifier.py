@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
@@ -34,7 +35,7 @@ class ClassifierFits:
         with self._lock:
             if self._running():
                 raise FitUnderWay("a fit is under way; wait for it to end")
-            number = 1 + max((int(path.name.removeprefix("fit-")) for path in self._fits()), default=0)
+            number = 1 + max(map(_number, self._fits()), default=0)
             fit = self._folder / f"fit-{number:03d}"
             fit.mkdir(parents=True)
             with (fit / LOG).open("wb") as log:
@@ -79,7 +80,13 @@ class ClassifierFits:
         return self._process is not None and self._process.poll() is None
 
     def _fits(self) -> list[Path]:
-        return sorted(self._folder.glob("fit-[0-9]*"), key=lambda path: int(path.name.removeprefix("fit-")))
+        """Not a copy that somebody kept under a longer name."""
+        found = [path for path in self._folder.glob("fit-*") if re.fullmatch(r"fit-\d+", path.name)]
+        return sorted(found, key=_number)
+
+
+def _number(fit: Path) -> int:
+    return int(fit.name.removeprefix("fit-"))
 
 
 def _last_line(path: Path) -> str:

@@ -33,7 +33,8 @@ class TrainingReader:
         self, rounds: Sequence[dict[str, Any]], kept: Sequence[dict[str, Any]], rolled_back: set[str]
     ) -> list[dict[str, Any]]:
         """Every version that drove or was trained. ``alone``: success without a person, of known outcomes."""
-        rows = [row for row in reversed(self._browser.rows()) if row["source"] == "policy" and not row["deleted"]]
+        every = (row for row in reversed(self._browser.rows()) if row["source"] == "policy")
+        rows = [row for row in every if not (row["deleted"] or row["damaged"])]
         by_version: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
             by_version.setdefault(row["policy"], [])

@@ -16,10 +16,10 @@ from episodes.overlays import append_changes
 from episodes.schema import EpisodeError
 from policies.bundle import MANIFEST, BundleError, tensors_name
 from real_robot.corrections.access import Access, Origins, Person
-from real_robot.corrections.app import OriginMiddleware, add_page, required
+from real_robot.corrections.app import OriginMiddleware, Version, add_page, not_newest, required
 from real_robot.corrections.audit import AuditLog
 from real_robot.fleet.deliveries import DamagedDelivery, Deliveries
-from real_robot.fleet.hub import Hub
+from real_robot.fleet.hub import Hub, NameTaken
 from real_robot.fleet.messages import CHANGES, CHUNK_BYTES, DIGEST, EPISODE, NAME, REPORT, Orders, Received
 
 T = TypeVar("T")
@@ -51,8 +51,11 @@ def _add_people(app: FastAPI, hub: Hub, access: Access, origins: Origins, audit:
         return {"robots": hub.rows(), "published": shown, "rolled_back": [one[:12] for one in hub.versions.rolled_back]}
 
     @app.post("/api/fleet/rollback")
-    def roll_back(person: Person = operator) -> dict[str, str]:
-        done = hub.versions.roll_back()
+    def roll_back(version: Version, person: Person = operator) -> dict[str, str]:
+        """``version``: the newest, as the person saw it."""
+        if not (newest := hub.versions.newest()).startswith(version):
+            raise HTTPException(409, not_newest(version, newest))
+        done = hub.versions.roll_back(newest)
         if done is None:
             raise HTTPException(409, "there is no earlier version to go back to")
         audit.write("fleet rolled back", person=person.name, failed=done[0][:12], published=done[1][:12])
@@ -88,7 +91,10 @@ def _add_robots(app: FastAPI, hub: Hub, deliveries: Deliveries, token: str) -> N
     @app.post("/robots/{name}/report", dependencies=robot)
     async def report(name: RobotName, request: Request) -> Orders:
         given = _valid(REPORT.validate_json, await _body(request, MAX_JSON_BYTES))
-        return await run_in_threadpool(hub.report, name, given)
+        try:
+            return await run_in_threadpool(hub.report, name, given)
+        except NameTaken as error:
+            raise HTTPException(409, str(error)) from None
 
     @app.get("/robots/episodes/{id}", dependencies=robot)
     def received(id: EpisodeId, sha256: Digest) -> Received:

@@ -6,9 +6,12 @@ import hashlib
 import threading
 from pathlib import Path
 
-from episodes.catalog import read_entry
+from episodes.archive import map_arrays
+from episodes.catalog import Entry, read_entry
+from episodes.packing import frame_sizes
 from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore, episode_file
+from policies.policy import RobotSpec
 from real_robot.fleet.messages import Received
 
 
@@ -17,10 +20,13 @@ class DamagedDelivery(ValueError):
 
 
 class Deliveries:
-    """Into the store at ``episodes``; what is incomplete lies in ``incoming``, also over restarts. Thread-safe."""
+    """Into the store at ``episodes``; what is incomplete lies in ``incoming``, also over restarts. Thread-safe.
 
-    def __init__(self, episodes: Path, incoming: Path) -> None:
-        self.episodes, self._incoming, self._lock = episodes, incoming, threading.Lock()
+    ``robot``: episodes of any other are not taken; None: of all.
+    """
+
+    def __init__(self, episodes: Path, incoming: Path, *, robot: RobotSpec | None = None) -> None:
+        self.episodes, self._incoming, self._robot, self._lock = episodes, incoming, robot, threading.Lock()
         incoming.mkdir(parents=True, exist_ok=True)
         EpisodeStore(episodes, create=True).close()
 
@@ -33,7 +39,7 @@ class Deliveries:
 
         They are ignored unless they continue what is there. Once all ``size`` bytes are there and match ``sha256``, the
         episode is in the store, and stays there once, however often it is sent. DamagedDelivery if they do not match;
-        EpisodeError if they do, but are not this episode.
+        EpisodeError if they do, but are not this episode, or one of another robot.
         """
         with self._lock:
             there = self._received(id, sha256)
@@ -58,8 +64,11 @@ class Deliveries:
         try:
             if found != sha256:
                 raise DamagedDelivery(f"episode {id} arrived with another SHA-256 than was announced")
-            if (named := read_entry(partial).id) != id:
-                raise EpisodeError(f"the file that was announced as episode {id} is episode {named}")
+            entry = read_entry(partial)
+            if entry.id != id:
+                raise EpisodeError(f"the file that was announced as episode {id} is episode {entry.id}")
+            if self._robot is not None and (differences := _differences(self._robot, partial, entry)):
+                raise EpisodeError(f"it is of another robot than the fleet's policy, which has {differences}")
             with EpisodeStore(self.episodes) as store:
                 store.add_file(partial)
         finally:
@@ -67,3 +76,19 @@ class Deliveries:
 
     def _partial(self, id: str, sha256: str) -> Path:
         return self._incoming / f"{id}-{sha256[:16]}.part"
+
+
+def _differences(robot: RobotSpec, file: Path, entry: Entry) -> str:
+    """Of ``robot`` to the one of the recorded episode, which may have more cameras; "" if none."""
+    arrays = map_arrays(file, entry.locations, size=entry.bytes)
+    sizes = frame_sizes(arrays)
+    cameras = tuple(name for name in robot.cameras if name in sizes)
+    found = {sizes[name] for name in cameras}
+    recorded = RobotSpec(
+        action_dim=arrays["action"].shape[1],
+        state_dim=arrays["state"].shape[1],
+        cameras=cameras,
+        image_size=found.pop() if len(found) == 1 else (0, 0),
+        control_hz=entry.control_hz,
+    )
+    return robot.differences(recorded)

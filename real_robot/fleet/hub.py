@@ -15,6 +15,10 @@ SILENT_S = 10.0
 PAGE_LIFE_S = 500.0  # of an address that opens a robot's page; shorter than its token's life
 
 
+class NameTaken(ValueError):
+    """Another robot of this name reports to the hub."""
+
+
 @dataclass(kw_only=True)
 class Robot:
     """The newest report, when it came [s], and an unused address of its page with its age."""
@@ -47,11 +51,15 @@ class Hub:
         self._lock = threading.Lock()
 
     def report(self, name: str, report: Report) -> Orders:
-        """Raises BundleError where nothing is published."""
+        """Raises BundleError where nothing is published, NameTaken unless the other robot of this name is silent."""
         version = self.versions.newest()
         behind, now = self.versions.behind(report.version), self._clock()
         with self._lock:
-            robot = self._robots.setdefault(name, Robot(report=report, heard_s=now))
+            robot = self._robots.get(name)
+            if robot is None or robot.report.instance != report.instance:
+                if robot is not None and now - robot.heard_s <= SILENT_S:
+                    raise NameTaken(f"another robot of the fleet is named {name}: start this one with another --out")
+                robot = self._robots[name] = Robot(report=report, heard_s=now)
             robot.report, robot.heard_s = report, now
             if report.page is not None:
                 robot.page, robot.page_s = report.page, now

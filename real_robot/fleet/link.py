@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import random
+import secrets
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from episodes.files import write_atomically
 from policies.bundle import install_bundle, read_bundle_info
 from real_robot.fleet.bundle_fetch import BundleFetch
 from real_robot.fleet.client import HubClient
@@ -43,6 +45,7 @@ class FleetLink:
     def __init__(self, robot: LinkedRobot, join: Path) -> None:
         self._robot, self._hub = robot, HubClient(join)
         self._outbox, self._fetch = Outbox(robot.folder, self._hub), BundleFetch(self._hub)
+        self._instance = _instance(robot.folder)
         self._wants_page, self._failures = True, 0  # in a row to reach the hub
         self._said = self._refused = ""
         self._closing = threading.Event()
@@ -58,8 +61,11 @@ class FleetLink:
         orders = self._report()
         self._failures = 0
         self._follow(orders)
-        fetched = self._fetch_version(orders.version)
-        return self._outbox.deliver(time.monotonic() + TRANSFER_S) and fetched
+        try:
+            fetched = self._fetch_version(orders.version)
+        finally:  # a version that cannot be fetched or installed keeps no episode back
+            delivered = self._outbox.deliver(time.monotonic() + TRANSFER_S)
+        return delivered and fetched
 
     def _run(self) -> None:
         wait_s = 0.0
@@ -76,7 +82,8 @@ class FleetLink:
         robot = self._robot
         version = robot.versions.current.hello.fingerprint
         page = robot.page() if self._wants_page else None
-        report = report_of(robot.state(), version=version, undelivered=len(self._outbox.waiting()), page=page)
+        waiting = len(self._outbox.waiting())
+        report = report_of(robot.state(), instance=self._instance, version=version, undelivered=waiting, page=page)
         orders = self._hub.report(robot.name, report)
         self._wants_page = orders.wants_page
         return orders
@@ -91,20 +98,18 @@ class FleetLink:
     def _fetch_version(self, newest: str) -> bool:
         """Go on towards where the robot takes up the version ``newest``; whether there is nothing to fetch.
 
-        One that was rolled back here is not fetched; that is said once.
+        One that was rolled back here, or is of another robot, is not fetched; that is said once.
         """
         robot = self._robot
         if read_bundle_info(robot.folder / "bundle").sha256 == newest:
             self._fetch.forget()
             return True
         version = self._fetch.version or newest
-        try:
-            robot.versions.check(version)
-        except ValueError as error:
+        if version != self._refused and (refusal := self._refusal(version)):
+            self._refused = version
+            print(f"the fleet's policy is not served: {refusal}", file=sys.stderr, flush=True)
+        if version == self._refused:
             self._fetch.forget()
-            if version != self._refused:
-                self._refused = version
-                print(f"the fleet's policy is not served: {error}", file=sys.stderr, flush=True)
             return version == newest
         fetched = self._fetch.go_on(version, time.monotonic() + TRANSFER_S)
         if fetched is None:
@@ -113,7 +118,25 @@ class FleetLink:
         install_bundle(robot.folder / "bundle", manifest=manifest, tensors=tensors)
         return version == newest
 
+    def _refusal(self, version: str) -> str:
+        """Why the robot does not take the version up, or ""."""
+        try:
+            self._robot.versions.check(version)
+        except ValueError as error:
+            return str(error)
+        own = read_bundle_info(self._robot.folder / "bundle").robot
+        differences = self._fetch.begin(version).differences(own)
+        return f"version {version[:12]} was made for another robot: {differences}" if differences else ""
+
     def _say(self, message: str) -> None:
         if message != self._said:
             self._said = message
             print(message, file=sys.stderr, flush=True)
+
+
+def _instance(folder: Path) -> str:
+    """Of the robot, also after it starts again; another one of this name has another."""
+    path = folder / "robot-instance.txt"
+    if not path.exists():
+        write_atomically(path, secrets.token_hex(8).encode())
+    return path.read_text()

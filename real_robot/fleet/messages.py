@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 
-from episodes.overlays import LabelChange
+from episodes.overlays import SPLIT, TRIM, LabelChange
 
 CHUNK_LABELS = 1000  # changes, at most, in one request
 CHUNK_BYTES = 1 << 20  # of an episode's file, at most, in one request
 EPISODE = r"[0-9A-Z]{26}"
 DIGEST = r"[0-9a-f]{64}"
+INSTANCE = r"[0-9a-f]{16}"
 NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}"
 Share = Annotated[float, Field(ge=0, le=1)]
 Counted = Annotated[int, Field(ge=0)]
@@ -20,13 +22,15 @@ Counted = Annotated[int, Field(ge=0)]
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """How a robot is. ``version``: SHA-256 of its policy. Rates are of that version's last episodes, None before any.
+    """How a robot is. ``instance``: which of those of its name it is. ``version``: SHA-256 of its policy.
 
-    ``disagreement``: mean difference of a person's actions to the policy's in this episode, 0 to 2. ``undelivered``:
-    episodes that the hub has not confirmed. ``page``: an address that opens the robot's page once, where the hub asked.
+    Rates are of that version's last episodes, None before any. ``disagreement``: mean difference of a person's actions
+    to the policy's in this episode, 0 to 2. ``undelivered``: episodes that the hub has not confirmed. ``page``: an
+    address that opens the robot's page once, where the hub asked.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
+    instance: Annotated[str, Field(pattern=f"^{INSTANCE}$")]
     mode: Literal["policy", "human", "hold", "ended"]
     reason: Annotated[str, Field(max_length=200)]
     task: Annotated[str, Field(max_length=200)]
@@ -63,14 +67,26 @@ class Received:
 
 REPORT: TypeAdapter[Report] = TypeAdapter(Report)
 ORDERS: TypeAdapter[Orders] = TypeAdapter(Orders)
-CHANGES: TypeAdapter[list[LabelChange]] = TypeAdapter(list[LabelChange])
 
 
-def report_of(state: dict[str, Any], *, version: str, undelivered: int, page: str | None) -> Report:
+def _checked_cut(change: LabelChange) -> LabelChange:
+    """Others than these would keep the hub's store from being read."""
+    is_trim = isinstance(change.value, str) and re.fullmatch(r"\d+-\d+", change.value)
+    valid = {TRIM: is_trim, SPLIT: isinstance(change.value, int)}
+    if change.value is not None and not valid.get(change.key, True):
+        raise ValueError(f"{change.key} of episode {change.episode} is no cut: {change.value!r}")
+    return change
+
+
+CHANGES: TypeAdapter[list[LabelChange]] = TypeAdapter(list[Annotated[LabelChange, AfterValidator(_checked_cut)]])
+
+
+def report_of(state: dict[str, Any], *, instance: str, version: str, undelivered: int, page: str | None) -> Report:
     """From what the robot's page shows (``RobotThread.states``)."""
     newest = state["versions"][-1]
     human = [value for value, actor in zip(state["disagreement"], state["actors"], strict=True) if actor == "h"]
     return Report(
+        instance=instance,
         mode=state["mode"],
         reason=state["reason"][:200],
         task=state["task"][:200],

@@ -36,9 +36,13 @@ class Outbox:
     def deliver(self, until_s: float) -> bool:
         """Until then (monotonic): whether nothing is left but what the hub does not accept, which is said once.
 
-        Raises what else ``HubClient`` raises.
+        Labels first: whatever ends the delivery, an episode has those that it had when it began. Raises what else
+        ``HubClient`` raises.
         """
-        for id in self.waiting():
+        waiting = self.waiting()
+        if not self._deliver_labels(until_s):
+            return False
+        for id in waiting:
             try:
                 if id not in self._refused and not self._deliver_episode(id, until_s):
                     return False
@@ -46,8 +50,14 @@ class Outbox:
                 self._refused.add(id)
                 kept = episode_file(self._episodes, id)
                 print(f"episode {id} is not delivered and stays in {kept}: {error}", file=sys.stderr, flush=True)
+        return True
+
+    def _deliver_labels(self, until_s: float) -> bool:
+        """Whether the hub has all, before ``until_s``."""
         changes = read_changes(self._episodes)
         while self._labels < len(changes):
+            if time.monotonic() > until_s:
+                return False
             part = changes[self._labels :][:CHUNK_LABELS]
             self._hub.label(part)
             self._labels += len(part)

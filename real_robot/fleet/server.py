@@ -9,12 +9,15 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from episodes.files import sync
+from policies.bundle import read_bundle_info
 from real_robot.corrections.access import Access
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.web import Address, listen, serving_web
 from real_robot.fleet.deliveries import Deliveries
 from real_robot.fleet.hub import Hub
 from real_robot.serving.published import PublishedVersions
+from sims.errors import UserError
 
 JOIN = "robots.json"
 
@@ -25,16 +28,18 @@ def serving_fleet(folder: Path, *, address: Address, max_behind: int) -> Iterato
 
     ``folder``/robots.json, readable by its owner alone, lets robots join; its token stays the same over restarts.
     """
+    token = _token(folder / JOIN)
     listening = listen(address)
     origins = address.origins(listening)
-    token = _write_join(folder / JOIN, origins.origins[0])
+    _write_join(folder / JOIN, address=origins.origins[0], token=token)
     access, audit = Access(port=origins.port), AuditLog(folder / "audit.jsonl")
     from real_robot.fleet.app import make_app
 
     versions = PublishedVersions(folder / "bundle")
     versions.newest()
     hub = Hub(versions, max_behind=max_behind)
-    deliveries = Deliveries(folder / "episodes", folder / "incoming")
+    robot = read_bundle_info(folder / "bundle").robot
+    deliveries = Deliveries(folder / "episodes", folder / "incoming", robot=robot)
     app = make_app(hub, deliveries, token=token, access=access, origins=origins, audit=audit)
     try:
         with serving_web(app, listening, address):
@@ -43,11 +48,23 @@ def serving_fleet(folder: Path, *, address: Address, max_behind: int) -> Iterato
         audit.close()
 
 
-def _write_join(path: Path, address: str) -> str:
-    token = json.loads(path.read_text())["token"] if path.exists() else secrets.token_urlsafe(32)
+def _token(join: Path) -> str:
+    """That of the file ``join``; a new one where there is none."""
+    if not join.exists():
+        return secrets.token_urlsafe(32)
+    try:
+        return str(json.loads(join.read_text())["token"])
+    except (ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{join} is damaged: remove it, and give every robot the new one that is written then"
+        ) from None
+
+
+def _write_join(path: Path, *, address: str, token: str) -> None:
     partial = path.with_suffix(".partial")
     partial.unlink(missing_ok=True)
     with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         json.dump({"address": address, "token": token}, file)
+    sync(partial)
     os.replace(partial, path)
-    return str(token)
+    sync(path.parent)

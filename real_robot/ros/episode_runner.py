@@ -45,12 +45,12 @@ class EpisodeRequest:
 
 
 class EpisodeRunner:
-    """``on_tick(stop_reason)`` is called in the control thread after every command; the reason is the filter's or None.
+    """``on_tick`` is called in the control thread after every command.
 
     Raises ValueError, OSError or EpisodeError if something cannot be connected; nothing stays open then.
     """
 
-    def __init__(self, node: Node, connections: Connections, *, on_tick: Callable[[str | None], None]) -> None:
+    def __init__(self, node: Node, connections: Connections, *, on_tick: Callable[[], None]) -> None:
         self.robot = robot = load_robot(connections.robot_file)
         if robot.lerobot is not None:
             raise ValueError(f"{connections.robot_file}: has no ros section; run python -m real_robot.lerobot")
@@ -202,7 +202,7 @@ class EpisodeRunner:
         assert self._control is not None
         self._policy.request_chunk(now_s)
         loop = self._control.loop
-        self._on_tick(loop.filter.stopped)
+        self._on_tick()
         if self._outcome is not None and not loop.live:
             measured = self._joints.measure()
             if measured is not None:
@@ -219,6 +219,11 @@ class EpisodeRunner:
         self.in_episode = False
 
     # -- stop, pause, instruction ----------------------------------------------------------------------------------
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the filter's stop is latched, or ""."""
+        return "" if self._control is None else self._control.loop.filter.stopped or ""
 
     def stop(self, reason: str) -> None:
         """Latched protective hold."""

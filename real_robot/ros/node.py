@@ -69,6 +69,7 @@ class PolicyNode(LifecycleNode):
         )
         self.add_on_set_parameters_callback(self._on_parameters)
         self._runner: EpisodeRunner | None = None
+        self._stopping = threading.Lock()  # guards what follows, and that it agrees with the filter's stop
         self._stop_reason = ""
         self._published_stop: bool | None = None
         self._stopped = self.create_publisher(Bool, "~/stopped", LATCHED_QOS)
@@ -141,10 +142,11 @@ class PolicyNode(LifecycleNode):
         traceback.print_exception(error)
         reason = f"a callback of the node failed: {type(error).__name__}: {error}"
         self.get_logger().error(f"{reason}; the arm brakes and holds until ~/release")
-        self._stop_reason = self._stop_reason or reason
-        if self._runner is not None:
-            self._runner.abort(self._stop_reason)
-        self._publish_stop()
+        with self._stopping:
+            self._stop_reason = self._stop_reason or reason
+            if self._runner is not None:
+                self._runner.abort(self._stop_reason)
+            self._publish_stop()
 
     def disconnect(self) -> None:
         if self._runner is not None:
@@ -182,26 +184,28 @@ class PolicyNode(LifecycleNode):
 
     # -- stop and pause --------------------------------------------------------------------------------------------
 
-    def _on_tick(self, stop_reason: str | None) -> None:
+    def _on_tick(self) -> None:
         """In the control thread."""
-        if stop_reason:
-            self._stop_reason = self._stop_reason or stop_reason
-        self._publish_stop()
+        with self._stopping:
+            of_filter = "" if self._runner is None else self._runner.stop_reason
+            self._stop_reason = self._stop_reason or of_filter
+            self._publish_stop()
 
     def _on_stop(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        self._stop_reason = "the stop service was called"
-        if self._runner is not None:
-            self._runner.stop(self._stop_reason)
-        self._publish_stop()
+        with self._stopping:
+            self._stop_reason = "the stop service was called"
+            if self._runner is not None:
+                self._runner.stop(self._stop_reason)
+            self._publish_stop()
         response.success, response.message = True, BRAKING
         return response
 
     def _on_release(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        with answering(response, RELEASED):
+        with self._stopping, answering(response, RELEASED):
             if self._runner is not None:
                 self._runner.release()
             self._stop_reason = ""
-        self._publish_stop()
+            self._publish_stop()
         return response
 
     def _publish_stop(self) -> None:

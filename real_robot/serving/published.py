@@ -23,9 +23,24 @@ from policies.bundle import MANIFEST, BundleError, copy_bundle, read_bundle_info
 KEPT = 5  # bundles that were not rolled back; also the others are known by their hash
 
 
+@contextlib.contextmanager
+def changing_published(bundle: Path) -> Iterator[Path]:
+    """Whoever rolls back, or publishes what followed from the bundle that is there, waits meanwhile, in every process.
+
+    Yields the folder with what was published: ``published`` beside the folder ``bundle``, ``published-NAME`` where its
+    name is not "bundle".
+    """
+    live = Path(os.path.abspath(bundle))
+    kept = live.with_name("published" if live.name == "bundle" else f"published-{live.name}")
+    kept.mkdir(parents=True, exist_ok=True)
+    with (kept / "versions.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield kept
+
+
 class PublishedVersions:
-    """What a learner publishes in the folder ``bundle`` is kept in ``published`` beside it (``published-NAME`` where
-    its name is not "bundle"), a folder for each. Thread-safe.
+    """What a learner publishes in the folder ``bundle`` is kept beside it (``changing_published``), a folder for each.
+    Thread-safe.
 
     Several processes may keep the record of one folder: each change is made to what is on the disk.
 
@@ -35,12 +50,11 @@ class PublishedVersions:
 
     def __init__(self, bundle: Path, *, restore: bool = True) -> None:
         self._live, self._restore = Path(os.path.abspath(bundle)), restore
-        name = self._live.name
-        self._kept = self._live.with_name("published" if name == "bundle" else f"published-{name}")
-        self._index, self._lock = self._kept / "versions.json", threading.Lock()
-        self._kept.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
         self.order: list[str] = []
         self.rolled_back: list[str] = []
+        with changing_published(self._live) as self._kept:
+            self._index = self._kept / "versions.json"
         with self._changing():
             pass
 
@@ -64,8 +78,7 @@ class PublishedVersions:
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
         """The record as it is on the disk; other threads and processes wait meanwhile."""
-        with self._lock, self._index.with_suffix(".lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with self._lock, changing_published(self._live):
             if self._index.exists():
                 known = json.loads(self._index.read_text())
                 self.order, self.rolled_back = known["order"], known["rolled_back"]
@@ -92,12 +105,15 @@ class PublishedVersions:
         with self._lock:
             return self.order.index(sha256) + 1 if sha256 in self.order else None
 
-    def roll_back(self) -> tuple[str, str] | None:
-        """Publish the version before the newest again; (rolled back, published), None if none is left or kept."""
+    def roll_back(self, newest: str | None = None) -> tuple[str, str] | None:
+        """Publish the version before the newest again; (rolled back, published), None if none is left or kept.
+
+        ``newest``: which it must be, else None.
+        """
         self.newest()
         with self._changing():
             standing = self._standing()
-            if len(standing) < 2 or not self.folder(standing[-2]).exists():
+            if len(standing) < 2 or newest not in (None, standing[-1]) or not self.folder(standing[-2]).exists():
                 return None
             *_, before, failed = standing
             self._drop(failed)

@@ -9,9 +9,11 @@ import os
 import random
 import shutil
 import signal
+import socket
+import threading
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,33 +21,38 @@ from urllib.parse import urlsplit
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
+from pydantic import ValidationError
 
 from benchmarks.fleet import Fleet, Proxy
 from episodes.overlays import append_changes, read_changes
 from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore
 from policies.bundle import BundleError, BundleInfo, install_bundle, read_bundle_info, save_bundle
+from policies.policy import RobotSpec
+from real_robot.corrections.server import CorrectionServer
 from real_robot.corrections.web import Address
 from real_robot.fleet.bundle_fetch import BundleFetch
 from real_robot.fleet.client import HubClient, HubRefused
 from real_robot.fleet.deliveries import DamagedDelivery, Deliveries
-from real_robot.fleet.hub import Hub
+from real_robot.fleet.hub import Hub, NameTaken
 from real_robot.fleet.messages import CHANGES, Report
 from real_robot.fleet.outbox import Outbox
 from real_robot.fleet.server import JOIN, serving_fleet
 from real_robot.serving.published import KEPT, PublishedVersions
 from sims.errors import UserError
+from sims.subproc.termination import Terminated
 from tests.corrections.small_server import server, write_bundle
 from tests.episodes.episode_examples import make_episode
 from tests.real_robot.small_policies import small_policy
-from vla_rl.runners.corrections import fleet, join_fleet
+from vla_rl.runners.corrections import correct, fleet, join_fleet
 from vla_rl.runs.run_dir import lock_folder
 
 WELL = Report(
-    mode="policy", reason="", task="reach", episode=3, person=None, version="0" * 64, episodes=4, success=1.0,
-    interventions=0.0, disagreement=None, undelivered=0,
+    instance="0" * 16, mode="policy", reason="", task="reach", episode=3, person=None, version="0" * 64, episodes=4,
+    success=1.0, interventions=0.0, disagreement=None, undelivered=0,
 )  # fmt: skip
 HUB = Address()
+ROBOT = RobotSpec.recorded(make_episode())
 
 
 def until(met: Callable[[], object], what: str) -> None:
@@ -56,7 +63,7 @@ def until(met: Callable[[], object], what: str) -> None:
 
 
 def publish(folder: Path, seed: int) -> None:
-    save_bundle(small_policy(seed=seed), folder / "bundle")
+    save_bundle(small_policy(robot=ROBOT, seed=seed), folder / "bundle")
 
 
 def episode_file(folder: Path) -> tuple[str, bytes, str]:
@@ -114,6 +121,7 @@ def test_versions_are_counted_and_the_one_before_is_published_again(tmp_path: Pa
     assert versions.roll_back() == (names[2], names[1])
     assert read_bundle_info(tmp_path / "bundle").sha256 == names[1] == PublishedVersions(tmp_path / "bundle").newest()
     assert [versions.behind(name) for name in names] == [1, 0, 0]
+    assert versions.roll_back(names[2]) is None  # asked twice, or by somebody who has not seen the newest
     assert versions.roll_back() == (names[1], names[0])
     assert versions.roll_back() is None
     assert PublishedVersions(tmp_path / "bundle").rolled_back == [names[2], names[1]]
@@ -214,6 +222,26 @@ def test_who_needs_help_most_comes_first(tmp_path: Path):
     assert hub.report("well", current).paused == "the policy is 2 versions old"
 
 
+def test_of_two_robots_of_one_name_the_second_is_refused_while_the_first_reports(tmp_path: Path):
+    now = [0.0]
+    publish(tmp_path, 0)
+    hub = Hub(PublishedVersions(tmp_path / "bundle"), max_behind=1, clock=lambda: now[0])
+    other = replace(WELL, instance="1" * 16)
+    hub.report("out", replace(WELL, mode="hold", page="https://first"))
+    for now[0] in (0.0, 9.0):
+        with pytest.raises(NameTaken, match="named out: start this one with another --out"):
+            hub.report("out", other)
+    assert [row["waits"] for row in hub.rows()] == [True]
+    now[0] = 20.0
+    assert hub.report("out", other).wants_page
+    assert hub.take_page("out") is None  # not that of the first
+    with serving_fleet(tmp_path, address=HUB, max_behind=3):
+        client = HubClient(tmp_path / JOIN)
+        client.report("out", WELL)
+        with pytest.raises(HubRefused, match=r"answered 409: .*another robot of the fleet is named out"):
+            client.report("out", other)
+
+
 def test_the_hub_lets_nobody_in_without_its_token(tmp_path: Path):
     publish(tmp_path, 0)
     with serving_fleet(tmp_path, address=HUB, max_behind=3):
@@ -295,6 +323,21 @@ def test_a_bundle_is_fetched_over_connections_that_all_break(tmp_path: Path) -> 
         assert direct.version == ""
 
 
+def test_a_damaged_file_of_the_hub_is_said(tmp_path: Path):
+    publish(tmp_path, 0)
+    (tmp_path / JOIN).write_text("")  # after a power failure
+    with pytest.raises(UserError, match="is damaged: remove it"), serving_fleet(tmp_path, address=HUB, max_behind=3):
+        pass
+
+
+@pytest.mark.parametrize(("key", "value", "valid"), [("trim", "2-5", True), ("split", 3, True), ("note", "abc", True),
+    ("trim", None, True), ("trim", "abc", False), ("trim", 3, False), ("split", "abc", False)])  # fmt: skip
+def test_a_cut_that_would_keep_the_hub_from_reading_is_refused(key: str, value: object, valid: bool):
+    change = {"episode": "0" * 26, "key": key, "value": value, "author": "anna", "time_s": 1.0}
+    with nullcontext() if valid else pytest.raises(ValidationError, match="is no cut"):
+        CHANGES.validate_json(json.dumps([change]))
+
+
 def test_an_undo_that_is_delivered_later_takes_back_the_line_at_the_hub(tmp_path: Path):
     """As a message: without what was delivered before, and from a robot of an older version."""
     robot, hub = tmp_path / "robot", tmp_path / "hub"
@@ -334,6 +377,24 @@ def test_an_episode_that_the_hub_refuses_stops_no_other_and_is_said_once(
     with EpisodeStore(tmp_path / "episodes") as store:
         assert [entry.id for entry in store.entries()] == [intact]
         assert store.labels(intact) == {"success": True}
+
+
+def test_labels_do_not_wait_until_no_episode_is_left(tmp_path: Path):
+    publish(tmp_path, 0)
+    first, second = (episode_file(tmp_path / "robot" / "episodes")[0] for _ in range(2))
+    with EpisodeStore(tmp_path / "robot" / "episodes") as store, serving_fleet(tmp_path, address=HUB, max_behind=3):
+        store.label(second, "outcome", "abort", author="anna")
+        client = HubClient(tmp_path / JOIN)
+        digest = hashlib.sha256(store.file(first).read_bytes()).hexdigest()
+        client.send(first, digest, size=store.file(first).stat().st_size, offset=0, data=bytes(100))
+        with pytest.raises(HubRefused, match="answered 409"):  # the first episode breaks the delivery off
+            Outbox(tmp_path / "robot", client).deliver(time.monotonic() + 60)
+        assert [change.episode for change in read_changes(tmp_path / "episodes")] == [second]
+        store.label(second, "outcome", "failure", author="anna")
+        assert Outbox(tmp_path / "robot", client).deliver(time.monotonic() - 1) is False
+        assert Outbox(tmp_path / "robot", client).deliver(time.monotonic() + 60)
+    with EpisodeStore(tmp_path / "episodes") as store:
+        assert store.labels(second) == {"outcome": "failure"}
 
 
 def test_an_older_bundle_that_is_published_again_serves_unless_the_robot_rolled_it_back(
@@ -378,6 +439,73 @@ def test_a_wrong_file_or_name_is_said(tmp_path: Path):
         join_fleet(one, tmp_path / JOIN)
 
 
+def test_a_version_that_cannot_be_installed_keeps_no_episode_back(tmp_path: Path):
+    write_bundle(tmp_path / "bundle", seed=7)
+    with server(tmp_path) as one, serving_fleet(tmp_path, address=HUB, max_behind=3):
+        tensors = tmp_path / "published" / read_bundle_info(tmp_path / "bundle").sha256[:12]
+        shutil.rmtree(tensors)  # the hub answers 404 for it
+        one.robot.command(lambda: one.robot.session.end("failure", person="Anna")).result(30)
+        with closing(join_fleet(one, tmp_path / JOIN)):
+            until(lambda: list((tmp_path / "episodes").glob("ep-*")), "the episode arrives")
+
+
+def test_a_robot_of_another_kind_keeps_its_policy_and_the_hub_takes_none_of_its_episodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    publish(tmp_path, 0)
+    with serving_fleet(tmp_path, address=HUB, max_behind=3):
+        with server(tmp_path) as one:
+            own = read_bundle_info(one.folder / "bundle")
+            one.robot.command(lambda: one.robot.session.end("failure", person="Anna")).result(30)
+            said = ""
+
+            def all_said() -> bool:
+                nonlocal said
+                said += capsys.readouterr().err
+                return "made for another robot: action_dim 3, not 7" in said and "answered 422" in said
+
+            with closing(join_fleet(one, tmp_path / JOIN)):
+                until(all_said, "that the policy is not served, and the episode not taken")
+            assert said.count("is not served") == said.count("is not delivered") == 1
+            assert read_bundle_info(one.folder / "bundle") == own
+        with server(tmp_path) as again:
+            assert again.robot.session.backend.hello.fingerprint == own.sha256
+    with EpisodeStore(tmp_path / "episodes") as store:
+        assert store.entries() == []
+
+
+def test_the_robot_is_at_rest_before_a_hub_that_does_not_answer_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("real_robot.fleet.client.TIMEOUT_S", 60.0)
+    stored, in_time = threading.Event(), []
+
+    @contextmanager
+    def opened() -> Iterator[CorrectionServer]:
+        try:
+            with server(tmp_path) as one:
+                yield one
+        finally:
+            stored.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        join = {"address": f"http://127.0.0.1:{silent.getsockname()[1]}", "token": "t"}
+        (tmp_path / JOIN).write_text(json.dumps(join))
+
+        def terminate() -> None:
+            connection, _ = silent.accept()  # the robot's report
+            with connection:
+                os.kill(os.getpid(), signal.SIGTERM)
+                in_time.append(stored.wait(30))
+
+        thread = threading.Thread(target=terminate)
+        thread.start()
+        with pytest.raises(Terminated):
+            correct(opened(), tmp_path, browser=False, fleet=tmp_path / JOIN)
+        thread.join()
+    assert in_time == [True]
+
+
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
 def test_a_robot_delivers_learns_and_is_helped_from_the_page_of_the_fleet(chromium: Browser, tmp_path: Path):
     write_bundle(tmp_path / "bundle", seed=7)
@@ -418,6 +546,7 @@ def test_a_robot_delivers_learns_and_is_helped_from_the_page_of_the_fleet(chromi
             write_bundle(tmp_path / "bundle", seed=8)
             worse = read_bundle_info(tmp_path / "bundle").sha256
             until(lambda: versions.current.hello.fingerprint == worse, "the next bundle is taken up")
+            page.wait_for_selector(f"#published >> text={worse[:8]}")
             page.focus("#rollback")
             page.keyboard.press("Enter")
             page.wait_for_selector("#done >> text=is rolled back")

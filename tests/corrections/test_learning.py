@@ -6,10 +6,11 @@ import http.client
 import json
 import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import torch
 
 from episodes.schema import EXPERT, HOLD, HUMAN, POLICY
 from episodes.store import EpisodeStore
-from policies.bundle import load_bundle, read_bundle_info, save_bundle
+from policies.bundle import copy_bundle, load_bundle, read_bundle_info, save_bundle
 from policies.policy import RobotSpec
 from policies.residual.policy import ResidualPolicy
 from real_robot.corrections.browsing import EpisodeBrowser
@@ -160,6 +161,41 @@ def test_a_round_that_was_trained_but_not_published_is_published_and_its_episode
     corrections(tmp_path, episodes=1)  # one more than those that were learned from
     second = next(watching)
     assert (second["round"], second["corrected_episodes"]) == (2, 4)
+
+
+def test_a_share_that_is_no_window_of_a_batch_is_refused(tmp_path: Path):
+    corrections(tmp_path)
+    with EpisodeStore(tmp_path / "given", create=True) as store:
+        store.add(make_episode())
+    learning = replace(FAST, demonstrations=(tmp_path / "given",), human_share=0.05)
+    with pytest.raises(UserError, match=r"0\.05 of a batch of 8 is no window.*set it to 0\.12 or more"):
+        learn_round(tmp_path, replace(CONFIG, learning=learning))
+
+
+def test_a_roll_back_at_the_time_of_a_publication_loses_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    corrections(tmp_path)
+    bundle = tmp_path / BUNDLE
+    versions = PublishedVersions(bundle)
+    first = versions.newest()
+    save_bundle(small_policy(robot=read_bundle_info(bundle).robot, seed=1), bundle)
+    second = versions.newest()
+    learn_round(tmp_path, CONFIG)
+    copy_bundle(versions.folder(second), bundle)
+    unpublish(read_rounds(tmp_path)[-1][0])
+    with ThreadPoolExecutor(1) as learner:
+        rounds: list[Future[dict[str, Any]]] = []
+
+        def slow_copy(source: Path, path: Path) -> None:
+            """The learner has a version to publish before the one before is there again."""
+            rounds.append(learner.submit(learn_round, tmp_path, CONFIG))
+            wait(rounds, timeout=2.0)
+            copy_bundle(source, path)
+
+        monkeypatch.setattr("real_robot.serving.published.copy_bundle", slow_copy)
+        versions.drop(second, first)
+        published = rounds[0].result(60)
+    assert versions.newest()[:12] == published["version"]
+    assert read_rounds(tmp_path)[-1][1].parent == first
 
 
 def test_a_folder_has_one_learner(tmp_path: Path):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from episodes.schema import HOLD, HUMAN, POLICY
 from real_robot.corrections.access import SESSION_LIFE_S, TOKEN_LIFE_S, Access, Origins, Person
+from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.handover import Handover
 from real_robot.corrections.human_input import HumanInput, RawInput
 from real_robot.corrections.lease import Lease
@@ -65,6 +66,16 @@ def test_silence_ends_the_lease():
     clock.now += 0.2
     assert lease.expire() == holder
     assert not lease.renew("a", holder.token)
+
+
+def test_an_event_after_a_line_that_was_cut_off_can_be_read(tmp_path: Path):
+    (tmp_path / "audit.jsonl").write_text('{"time_s": 1, "event": "takes ov')
+    for _ in range(2):
+        audit = AuditLog(tmp_path / "audit.jsonl")
+        audit.write("hold", person="anna")
+        audit.close()
+    _, *lines = (tmp_path / "audit.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["hold", "hold"]
 
 
 # -- input ------------------------------------------------------------------------------------------------------------

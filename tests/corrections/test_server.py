@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import random
 import resource
 import signal
@@ -23,8 +24,10 @@ from episodes.schema import HUMAN, POLICY
 from episodes.store import EpisodeStore
 from policies.bundle import read_bundle_info
 from real_robot.corrections.human_input import RawInput
+from real_robot.corrections.lease import Holder
 from real_robot.corrections.server import CorrectionServer
 from real_robot.corrections.session import Refused
+from real_robot.corrections.success_classifier import ClassifierFits
 from sims.errors import UserError
 from sims.vector_env import StartState
 from tests.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_control, open_session
@@ -101,7 +104,8 @@ def test_other_origins_and_hosts_are_refused(running: CorrectionServer):
     assert ask(running, "/", cookie=cookie, Host="evil.example")[0] == 403
     assert ask(running, "/api/rollback", method="POST", cookie=cookie)[0] == 403
     assert ask(running, "/api/rollback", method="POST", cookie=cookie, Origin="http://evil.example")[0] == 403
-    assert ask(running, "/api/rollback", method="POST", cookie=cookie, Origin=origin)[0] == 409  # one version only
+    rollback = f"/api/rollback?version={running.robot.session.version}"
+    assert ask(running, rollback, method="POST", cookie=cookie, Origin=origin)[0] == 409  # one version only
 
 
 def test_without_a_session_a_connection_shows_nothing(running: CorrectionServer):
@@ -221,6 +225,43 @@ def test_of_two_clients_one_moves_the_robot_and_a_lost_one_leaves_it_holding(run
     assert ("hold", "Anna") in moved
 
 
+def test_who_takes_over_while_another_lets_go_drives_an_intervention_of_their_own(tmp_path: Path):
+    with server(tmp_path) as one:
+        robot, session = one.robot, one.robot.session
+
+        def drive(client: str, name: str) -> None:
+            holder = robot.lease.acquire(client, name)
+            assert holder is not None
+            robot.command(lambda: session.take_over(person=name)).result(30)
+
+            def drove() -> bool:
+                robot.receive(client, holder.token, RawInput(deadman=True, keys=frozenset({"KeyW"})))
+                attempt = session.attempt
+                who = [attempt.operators[step.intervention] for step in attempt.steps if step.actor == HUMAN]
+                return who.count(name) >= 3
+
+            wait(drove, seconds=10)
+
+        drive("A", "anna")
+        release, released = robot.lease.release, threading.Event()
+
+        def slow_release(client: str) -> Holder | None:
+            """The lease is free, and the arm does not hold yet."""
+            holder = release(client)
+            released.set()
+            time.sleep(0.5)
+            return holder
+
+        robot.lease.release = slow_release  # type: ignore[method-assign]
+        letting_go = threading.Thread(target=robot.release, args=("A", "let go"))
+        letting_go.start()
+        released.wait(30)
+        drive("B", "ben")
+        letting_go.join()
+        robot.command(lambda: None).result(30)
+        assert (session.mode, session.attempt.operators) == ("human", ["anna", "ben"])
+
+
 def test_damaged_and_oversize_frames_do_not_disturb_the_others(running: CorrectionServer):
     origin, cookie = open_session(running.invite("Mallory"))
     rng = random.Random(1)
@@ -299,6 +340,27 @@ def test_who_waits_for_a_slow_command_of_their_own_keeps_control(
             assert shown["you_hold"]
 
 
+def test_a_command_that_fails_is_said_and_its_connection_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    with server(tmp_path) as one, open_control(*open_session(one.invite())) as socket:
+        socket.send('{"type": "acquire"}')
+        do = {"type": "do", "token": wait_for(socket, "lease")["token"], "what": "next"}
+
+        def fail(*, start: Sequence[StartState]) -> None:
+            raise RuntimeError("stack overflow")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(one.robot.session.env, "reset", fail)
+            socket.send(json.dumps(do))
+            assert wait_for(socket, "refused")["reason"] == "the command failed: RuntimeError: stack overflow"
+        assert "in fail\n" in capfd.readouterr().err  # its traceback
+        number = one.robot.session.number
+        socket.send(json.dumps(do))
+        while wait_for(socket, "state")["episode"] == number:
+            pass
+
+
 def test_a_scripted_operator_corrects_a_policy_that_fails(tmp_path: Path):
     with server(tmp_path, show_expert=True, wait_for_input=True, pace=20.0) as one:
         with ScriptedOperator(one.invite("script"), TakeOverAfter(steps=6)) as operator:
@@ -366,6 +428,32 @@ def test_what_is_under_way_when_the_program_is_terminated_is_stored(tmp_path: Pa
         assert [labels for _, labels in store.labelled()] == [{"outcome": "abort"}]
 
 
+def test_a_damaged_episode_is_listed_and_the_others_can_be_read(tmp_path: Path):
+    with server(tmp_path) as one, EpisodeStore(tmp_path / "out" / "episodes") as store:
+        ids = [store.add(make_episode()) for _ in range(2)]
+        file = store.file(ids[0])
+        os.truncate(file, file.stat().st_size // 2)
+        _, cookie = open_session(one.invite())
+        status, body = ask(one, "/api/episodes", cookie=cookie)
+        assert status == 200
+        rows = json.loads(body)["episodes"]
+        assert [(row["id"], row["damaged"]) for row in rows] == [(ids[1], False), (ids[0], True)]
+        assert ask(one, "/api/training", cookie=cookie)[0] == 200
+        assert ask(one, f"/api/episodes/{ids[1]}", cookie=cookie)[0] == 200
+        status, body = ask(one, f"/api/episodes/{ids[0]}", cookie=cookie)
+        assert status == 422 and b"vla-rl data verify" in body
+
+
+def test_a_copy_of_a_classifier_under_another_name_is_no_fit(tmp_path: Path):
+    for name in ("fit-002", "fit-002-good"):
+        (tmp_path / "classifiers" / name).mkdir(parents=True)
+    fits = ClassifierFits(tmp_path, lambda fit: [sys.executable, "-c", f"print({str(fit)!r})"])
+    assert fits.read() == {"state": "failed", "fit": "fit-002", "log": ""}
+    fits.start()
+    assert fits.read()["fit"] == "fit-003"
+    fits.close()
+
+
 def test_a_second_server_of_a_folder_is_refused(tmp_path: Path):
     with server(tmp_path), pytest.raises(UserError, match="is being written by another process"), server(tmp_path):
         pass
@@ -374,6 +462,9 @@ def test_a_second_server_of_a_folder_is_refused(tmp_path: Path):
 def test_a_server_that_is_started_again_serves_the_version_that_was_rolled_back_to(tmp_path: Path):
     def published() -> str:
         return read_bundle_info(tmp_path / "out" / "bundle").sha256
+
+    def rollback(version: str) -> str:
+        return f"/api/rollback?version={version[:12]}"
 
     with server(tmp_path) as one:
         versions = one.robot.session.versions
@@ -384,7 +475,10 @@ def test_a_server_that_is_started_again_serves_the_version_that_was_rolled_back_
             assert time.monotonic() < deadline
             time.sleep(0.05)
         origin, cookie = open_session(one.invite())
-        assert ask(one, "/api/rollback", method="POST", cookie=cookie, Origin=origin)[0] == 200
+        for status in (200, 409):  # two clicks roll one version back
+            status_now, body = ask(one, rollback(worse), method="POST", cookie=cookie, Origin=origin)
+            assert status_now == status
+        assert f"version {worse[:8]} is not the newest any more: {good[:8]} is".encode() in body
         assert published() == good  # what the next round of learning starts from
     with server(tmp_path) as again:
         assert again.robot.session.attempt.policy_version == good
@@ -397,7 +491,7 @@ def test_a_server_that_is_started_again_serves_the_version_that_was_rolled_back_
         with server(tmp_path) as again:
             assert again.robot.session.attempt.policy_version == newest
             origin, cookie = open_session(again.invite())
-            rolled_back = ask(again, "/api/rollback", method="POST", cookie=cookie, Origin=origin)[0]
+            rolled_back = ask(again, rollback(newest), method="POST", cookie=cookie, Origin=origin)[0]
             assert rolled_back == (409 if newest == good else 200)  # at once, where there is one before it
 
 

@@ -5,6 +5,8 @@ import json
 import os
 import resource
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from episodes.overlays import outcome_of, outcome_unknown
+from episodes.overlays import outcome_of, outcome_unknown, read_labels
 from episodes.schema import HOLD, HUMAN, POLICY, StoreFull
 from episodes.store import EpisodeStore
 from policies.bundle import save_bundle
@@ -319,6 +321,31 @@ def test_an_outcome_labelled_after_the_end_changes_what_the_rule_counts(tmp_path
         assert counts == [(1, 1.0), (0, None), (1, 0.0)]
 
 
+def test_of_two_labels_at_once_the_one_on_the_disk_is_counted(tmp_path, monkeypatch):
+    with session(tmp_path) as robot:
+        ticks(robot, 4)
+        robot.end("failure", person="anna")
+        id, read, second = robot.last_episode, read_labels, threading.Event()
+
+        def slow_read(folder):
+            """The first thread loses the processor before it counts."""
+            labels = read(folder)
+            if threading.current_thread().name == "first":
+                second.wait(0.5)
+            return labels
+
+        monkeypatch.setattr("real_robot.corrections.session.read_labels", slow_read)
+        robot.store.label(id, "success", True, author="anna")
+        first = threading.Thread(target=robot.count_outcome, args=(id,), name="first")
+        first.start()
+        time.sleep(0.1)
+        robot.store.label(id, "success", False, author="ben")
+        robot.count_outcome(id)
+        second.set()
+        first.join()
+        assert robot.versions.summary()[0]["success"] == 0.0
+
+
 def test_a_policy_that_fails_while_a_person_drives_is_rolled_back_and_not_asked_in_every_step(tmp_path, monkeypatch):
     with session(tmp_path) as robot:
         robot.versions.offer(load_backend(write_bundle(tmp_path / "other", seed=1)))
@@ -390,6 +417,23 @@ def test_an_attempt_that_is_rewound_and_left_there_is_not_stored_again(tmp_path)
         robot.rewind(8, person="anna")
         robot.end("success", person="anna")
         assert [steps for steps, _ in stored(robot)] == [12, 12, 8]
+
+
+@pytest.mark.parametrize("then", ["next", "abort", "close"])
+def test_an_attempt_that_is_rewound_to_where_it_stands_is_stored(tmp_path, then):
+    with session(tmp_path) as robot:
+        ticks(robot, 5)
+        robot.rewind(2, person="anna")
+        robot.take_over(person="anna")
+        ticks(robot, 3, AWAY)
+        robot.rewind(robot.attempt.length, person="anna")
+        if then == "next":
+            robot.next_episode(person="anna", drive=False)
+        elif then == "abort":
+            robot.end("abort", person="anna")
+        else:
+            robot.close()
+        assert [(steps, labels.get("outcome")) for steps, labels in stored(robot)] == [(5, None), (5, "abort")]
 
 
 def test_an_attempt_that_is_left_for_the_next_one_has_no_outcome(tmp_path):

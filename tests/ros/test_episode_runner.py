@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,7 +42,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cell, Any
             token_file=cell.folder / "token",
             store=cell.store,
         )
-        runner = EpisodeRunner(node, connections, on_tick=lambda reason: None)
+        runner = EpisodeRunner(node, connections, on_tick=lambda: None)
         yield cell, runner, port
         runner.brake()
         runner.close()
@@ -104,6 +106,55 @@ def test_a_begin_that_the_arm_refuses_does_not_keep_to_its_policy(
     cell.wait(lambda: activated(runner), 60, "activation with the other policy")
     assert runner.values()["policy"] == "untrained-1"
     runner.brake()
+
+
+def test_a_release_between_two_steps_of_the_control_thread_leaves_nothing_stopped(
+    served: tuple[Cell, Any, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import rclpy
+    from rclpy.lifecycle import TransitionCallbackReturn
+    from rclpy.parameter import Parameter
+    from std_srvs.srv import Trigger
+
+    from real_robot.ros.node import PolicyNode
+    from real_robot.safety.filter import SafetyFilter
+
+    cell, _, port = served
+    rclpy.init(args=[])
+    node = PolicyNode()
+    try:
+        given = {"robot_file": ROOT / "configs/robots/fake_arm.yaml", "policy_url": f"ws://127.0.0.1:{port}"}
+        given |= {"token_file": cell.folder / "token", "instruction": "pick up the red block"}
+        node.set_parameters([Parameter(name, value=str(value)) for name, value in given.items()])
+        assert node.trigger_configure() is TransitionCallbackReturn.SUCCESS
+        cell.wait(lambda: node.trigger_activate() is TransitionCallbackReturn.SUCCESS, 60, "activation")
+        assert node._runner is not None
+        control = node._runner._control
+        assert control is not None
+        node._on_stop(Trigger.Request(), Trigger.Response())
+        cell.wait(lambda: not control.loop.live, 30, "rest")
+        answer, stopped = Trigger.Response(), SafetyFilter.stopped
+        release = threading.Thread(target=lambda: node._on_release(Trigger.Request(), answer))
+
+        def released_after_reading(filter: SafetyFilter) -> str | None:
+            reason = stopped.fget(filter)  # type: ignore[attr-defined]
+            in_tick = control.lock.locked() or threading.current_thread().name != "control"
+            if not in_tick and release.ident is None:
+                release.start()
+                release.join(0.5)
+            return reason
+
+        monkeypatch.setattr(SafetyFilter, "stopped", property(released_after_reading))
+        cell.wait(lambda: release.ident is not None and not release.is_alive(), 10, "the release")
+        time.sleep(0.1)  # some control steps
+        assert answer.success
+        node._refuse_while_stopped()
+        assert node._published_stop is False
+    finally:
+        node.brake()
+        node.disconnect()
+        node.destroy_node()
+        rclpy.shutdown()
 
 
 def recorded_in(store: Path) -> int:

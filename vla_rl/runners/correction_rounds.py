@@ -30,6 +30,7 @@ from policies.policy import Policy
 from policies.residual.critic_guided import CriticGuided
 from policies.residual.policy import ResidualConfig, ResidualPolicy, residual_on
 from real_robot.corrections.training import LEARNING, round_number, sorted_rounds
+from real_robot.serving.published import changing_published
 from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
 from vla_rl.algorithms.encoded_windows import encode_windows
@@ -39,7 +40,7 @@ from vla_rl.config.loader import flat_settings
 from vla_rl.runners.correction_replays import Replays, all_episodes, correction_replays, learn_replays
 from vla_rl.runners.correction_sources import cloning_sources, corrected_episodes, measured_share, successful_episodes
 from vla_rl.runners.corrections import BUNDLE, EPISODES
-from vla_rl.runners.imitation import clone_windows, window_samplers
+from vla_rl.runners.imitation import clone_windows, divide, window_samplers
 from vla_rl.runs.run_dir import lock_folder
 
 POLL_S, CHECKPOINT_S = 2.0, 5.0
@@ -104,8 +105,9 @@ def learn_round(folder: Path, config: CorrectionsConfig) -> dict[str, Any]:
     """
     while True:
         path, begun = _train_round(folder, config)
-        if _is_trained(path, begun, read_bundle_info(folder / BUNDLE).sha256):
-            return _publish(folder, path, begun)
+        with changing_published(folder / BUNDLE):  # a roll-back comes before or after
+            if _is_trained(path, begun, read_bundle_info(folder / BUNDLE).sha256):
+                return _publish(folder, path, begun)
         given_up = f"round {round_number(path)} is given up: {begun.parent[:12]}, which it began with, is published no"
         print(f"{given_up} longer; the next one begins with the version that is", file=sys.stderr, flush=True)
 
@@ -198,6 +200,12 @@ def _samplers(
             share = measured_share(policy, sources, settings.adaptive, seed=config.seed)
     settings = dataclasses.replace(settings, human_share=share)
     sources = cloning_sources(episodes, settings, ids=ids)
+    batch_size = settings.bc.batch_size
+    if not divide(batch_size, [source.share for source in sources])[0]:
+        raise UserError(
+            f"learning.human_share: {share:g} of a batch of {batch_size} is no window, so that no correction would be "
+            f"learned: set it to {1 / batch_size:.2g} or more"
+        )
     return share, window_samplers(policy.spec, sources, batch_size=settings.bc.batch_size, seed=config.seed)
 
 

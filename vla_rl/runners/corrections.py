@@ -51,11 +51,9 @@ def correct(
 
     ``opened``: of ``serving`` or ``serving_arm``. ``fleet``: robots.json of the fleet that the robot joins.
     """
-    with (
-        terminable(),
-        opened as server,
-        contextlib.nullcontext() if fleet is None else contextlib.closing(join_fleet(server, fleet)),
-    ):
+    with terminable(), contextlib.ExitStack() as later, opened as server:
+        if fleet is not None:  # closed last: a hub that does not answer must not keep the robot moving
+            later.enter_context(contextlib.closing(join_fleet(server, fleet)))
         open_page(server.invite(), browser=browser, note=f"episodes in {folder / EPISODES}")
         while server.robot.failure is None:
             time.sleep(0.2)

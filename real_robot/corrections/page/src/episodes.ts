@@ -200,6 +200,7 @@ function cell(text: string): HTMLTableCellElement {
 }
 
 function result(row: Row): HTMLTableCellElement {
+  if (row.damaged) return cell("damaged file");
   const text = row.success ? "success" : "failure";
   const td = cell(row.success === row.recorded_success ? text : `${text} (relabelled)`);
   td.className = text;

@@ -33,6 +33,7 @@ interface Fleet {
 const POLL_MS = 1000;
 const MODES = { policy: "the policy drives", human: "a person drives", hold: "the arm holds", ended: "the episode has ended" };
 let operator = false;
+let published = ""; // as it is shown
 
 async function start(): Promise<void> {
   const me = await ask<{ name: string; role: string }>("/api/me");
@@ -40,7 +41,7 @@ async function start(): Promise<void> {
   operator = ROLES.indexOf(me.role) >= ROLES.indexOf("operator");
   for (const id of ["rollback", "invite"]) element<HTMLButtonElement>(id).disabled = !operator;
   onClick("rollback", () => void act(async () => {
-    const done = await ask<{ rolled_back: string; published: string }>("/api/fleet/rollback", "POST");
+    const done = await ask<{ rolled_back: string; published: string }>(`/api/fleet/rollback?version=${published}`, "POST");
     return `Version ${done.rolled_back.slice(0, 8)} is rolled back; ${done.published.slice(0, 8)} is published again.`;
   }));
   onClick("invite", () => void act(async () => {
@@ -67,6 +68,7 @@ function show(fleet: Fleet): void {
   setText(element("waiting"), said);
   element("waiting").dataset.mode = waiting > 0 ? "human" : "policy";
   const { version, number, max_behind } = fleet.published;
+  published = version;
   setText(element("published"), `Published: version ${number} (${version.slice(0, 8)}). A robot that is more than ${max_behind} versions behind begins no episode.`);
   element("none").hidden = fleet.robots.length > 0;
   const list = element("robots");

@@ -74,6 +74,7 @@ export interface Row {
   policy: string;
   human_share: number;
   interventions: number;
+  damaged: boolean; // its file cannot be read
 }
 
 export interface Episode extends Row {

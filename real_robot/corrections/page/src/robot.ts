@@ -25,7 +25,10 @@ export function startRobot(): void {
   for (const command of COMMANDS) onClick(command, () => connection.command(command));
   onClick("let_go", () => connection.release("let go"));
   onClick("rewind", () => connection.command("rewind", { step: Number(rewindStep().value) }));
-  onClick("rollback", () => void ask("/api/rollback", "POST").then(() => showProblem(""), report));
+  onClick("rollback", () => {
+    const shown = state?.versions.at(-1)?.version;
+    void ask(`/api/rollback?version=${shown}`, "POST").then(() => showProblem(""), report);
+  });
   onClick("invite", () => void invite());
   rewindStep().addEventListener("input", showRewind);
   element("instruct").addEventListener("submit", (event) => {

@@ -33,7 +33,8 @@ export async function loadTraining(): Promise<void> {
 
 async function rollBack(): Promise<void> {
   try {
-    await ask("/api/rollback", "POST");
+    const drives = shown?.versions.find((one) => one.state === "drives");
+    await ask(`/api/rollback?version=${drives?.version}`, "POST");
     showProblem("");
     await loadTraining();
   } catch (error) {
