@@ -23,6 +23,7 @@ from sims.errors import UserError
 from sims.vector_env import StartState
 from tests.policies.small_configs import CONFIGS, ENCODER
 from tests.reach_env import ReachEnv
+from tests.worlds import PointEnv
 from vla_rl.algorithms.gate import Gate, GateConfig, paired_gain
 from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.off_policy_actor import chosen_by, distance_from_recorded
@@ -68,9 +69,11 @@ METHODS: dict[str, tuple[ResidualConfig | None, dict[str, Any]]] = {
 }
 
 
-def record(path: Path, *, sign: float, episodes: int = 24, noise: float = 0.3) -> Path:
+def record(
+    path: Path, *, sign: float, episodes: int = 24, noise: float = 0.3, made_of: type[PointEnv] = ReachEnv
+) -> Path:
     """Episodes of the expert; ``sign`` -1: of one that does the opposite of the expert."""
-    env = ReachEnv(num_envs=episodes)
+    env = made_of(num_envs=episodes)
     recorder = RecordedEnv(env, EpisodeStore(path, create=True), source="expert", split="train")
     expert = env.expert(noise=noise, seed=0)
     recorder.reset(start=[StartState(task=index % 3, seed=index) for index in range(episodes)])
@@ -84,6 +87,12 @@ def record(path: Path, *, sign: float, episodes: int = 24, noise: float = 0.3) -
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(tmp_path_factory.mktemp("offline") / "store", sign=1.0)
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With images."""
+    return record(tmp_path_factory.mktemp("offline") / "seen", sign=1.0, episodes=6, made_of=PointEnv)
 
 
 def learner(method: str, store: Path, *, envs: int = 4, **settings: Any) -> OffPolicy:
@@ -304,6 +313,25 @@ def test_offline_iterations_act_nothing_and_resume_exactly(method: str, store: P
         restore_algorithm(resumed, load_tree(tmp_path / f"{first}.safetensors"))
         for iteration in range(first, 4):
             assert untimed(resumed.iterate()) == untimed(found[iteration])
+
+
+@pytest.mark.parametrize("method", ["iql", "recap", "recap_told", "q_chunking"])
+@pytest.mark.parametrize("base", ["pi0", "pi05", "smolvla", "diffusion_policy", "diffusion_transformer"])
+def test_a_policy_that_predicts_more_than_it_executes_learns_offline(base: str, method: str, seen: Path) -> None:
+    """It clones the actions of the chunks that follow as well; the critics value what is executed."""
+    torch.manual_seed(0)
+    env, own = PointEnv(num_envs=4), METHODS[method][1]
+    policy = build_policy(CONFIGS[base], RobotSpec.of(env.spec))
+    executed, cloned = policy.spec.action_horizon, policy.spec.cloned_horizon
+    config = dataclasses.replace(SMALL, stores=(seen,), **own | {"frozen": ("encoder",), "offline_updates": 3})
+    made = OffPolicy(config, policy, env, seed=0)
+    batch = made._draw(128)
+    assert batch.action.shape[1] == executed < cloned == batch.targets.action.shape[1]
+    assert executed < int(batch.num_cloned.max()) <= cloned
+    before = {name: value.clone() for name, value in made.policy.state_dict().items()}
+    found = [made.iterate() for _ in range(3)]  # the last one acts
+    assert all(math.isfinite(metrics["actor_loss"]) for metrics in found) and found[-1]["control_steps"] > 0
+    assert any(not torch.equal(value, before[name]) for name, value in made.policy.state_dict().items())
 
 
 def test_a_batch_of_which_nothing_may_be_cloned_moves_nothing(store: Path) -> None:

@@ -14,7 +14,7 @@ from episodes.formats.importer import import_episodes
 from episodes.formats.recording import ImportMapping
 from episodes.formats.success import SuccessRule
 from episodes.recorder import RecordedEnv
-from episodes.schema import POLICY, new_ulid
+from episodes.schema import HUMAN, POLICY, new_ulid
 from episodes.store import EpisodeStore
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig, StateContext
 from policies.policy import RobotSpec
@@ -415,6 +415,32 @@ def test_returns_to_go_by_hand() -> None:
     assert found is not None
     np.testing.assert_allclose(found, [0.5 + g4 * g4, 1.0, g4 * 2 + g4 * g4 * 3, 3.0, -np.inf], rtol=1e-6)
     assert held.windows(np.array([0]), chunks=1).return_to_go is None
+
+
+def test_actions_after_a_chunk_are_those_of_the_next_chunks() -> None:
+    """As long as the episode goes on and the same one acts; then the last one is repeated, and not cloned."""
+    given = entries(6, [4, 4, 3, 4, 4, 0], [0, 0, 1, 0, 0, 0], [0.0] * 6)
+    numbers = 10.0 * torch.arange(6)[:, None, None] + torch.arange(4)[:, None]
+    given = dataclasses.replace(given, action=numbers)
+    expected = [
+        ([10, 11, 12, 13, 20, 21], 10),
+        ([20, 21, 22, 23, 23, 23], 7),
+        ([23] * 6, 3),
+        ([40, 41, 42, 43, 43, 43], 8),
+        ([43] * 6, 4),
+    ]
+    for actor, first in ((POLICY, expected[0]), (HUMAN, ([3] * 6, 4))):
+        held = replay(given, capacity=6)
+        held.extend(dataclasses.replace(given, actor=torch.where(torch.arange(6) == 1, actor, POLICY)))
+        windows = held.windows(np.arange(5), chunks=2, further=6)
+        targets = windows.targets
+        assert torch.equal(targets.action[:, :4], numbers[:5])
+        found = list(zip(targets.action[:, 4:, 0].tolist(), targets.mask.sum(1).tolist(), strict=True))
+        assert [found[0], *found[2:]] == [first, *expected[2:]]
+        assert found[1] == (expected[1] if actor == POLICY else ([13] * 6, 4))
+        assert torch.equal(windows.num_executed, given.num_executed[:5])
+    held.cut_off([0])
+    assert held.windows(np.array([0]), chunks=1).targets.action.shape == (1, 4, 1)
 
 
 @pytest.mark.parametrize("penalty", [0.0, -1.0])

@@ -170,19 +170,19 @@ class Actor:
         generator: torch.Generator,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The policy's own cloning loss with a weight for each chunk: its mask of valid actions holds it."""
-        mask = executed_mask(batch.num_cloned, self.policy.spec.action_horizon).float()
+        targets = batch.targets
         if self.config.best_of is not None:
-            return self.policy.bc_loss(context, Targets(action=batch.action, mask=mask), generator), {}
+            return self.policy.bc_loss(context, targets, generator), {}
         with torch.no_grad():
             advantage = critics.advantage(context, batch, proposals)
         weight = self._cloning_weight(advantage, batch)
         if isinstance(self.policy, ConditionedPolicy):
-            return self._clone_labelled(
-                self.policy, context, Targets(action=batch.action, mask=mask), weight, generator
-            )
-        weighted = mask * weight[:, None]
-        loss = self.policy.bc_loss(context, Targets(action=batch.action, mask=weighted), generator)
-        loss = loss * weighted.sum().clamp(min=1) / mask.sum().clamp(min=1)  # bc_loss divides by the sum of its mask
+            return self._clone_labelled(self.policy, context, targets, weight, generator)
+        weighted = targets.mask * weight[:, None]
+        loss = self.policy.bc_loss(context, Targets(action=targets.action, mask=weighted), generator)
+        loss = (
+            loss * weighted.sum().clamp(min=1) / targets.mask.sum().clamp(min=1)
+        )  # bc_loss divides by the sum of its mask
         return loss, {"advantage": advantage.mean(), "cloning_weight": weight.mean()}
 
     def _clone_labelled(
@@ -237,11 +237,6 @@ def check_policy(config: UpdatesConfig, policy: Policy) -> None:
         raise UserError(
             "algorithm off_policy trains a residual on the policy it starts from: add start.residual: {}; "
             "only with algorithm.iql, recap or best_of: {} it trains the policy itself"
-        )
-    elif policy.spec.cloned_horizon != policy.spec.action_horizon:
-        raise UserError(
-            f"algorithm.iql, recap and best_of clone the {policy.spec.action_horizon} executed actions, but this "
-            f"policy predicts {policy.spec.cloned_horizon}: add start.residual: {{}}"
         )
 
 

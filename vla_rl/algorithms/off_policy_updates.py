@@ -101,10 +101,11 @@ class OffPolicyUpdates(ABC):
 
         RECAP's V is of returns that end at a time limit, so nothing follows it in an advantage either.
         """
-        config, recap = self.config, self.config.recap is not None
+        config, recap, spec = self.config, self.config.recap is not None, self.policy.spec
         returns = self._conservative_weight() > 0 or recap
+        further = spec.cloned_horizon - spec.action_horizon if config.clones else 0
         drawn = [
-            source.sample(number, chunks=config.n_step, returns=returns, time_limit_ends=recap)
+            source.sample(number, chunks=config.n_step, returns=returns, time_limit_ends=recap, further=further)
             for source, number in parts
             if source is not None and number
         ]

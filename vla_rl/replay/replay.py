@@ -26,6 +26,8 @@ from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor
 from torch.nn import functional
 
+from episodes.sampler import Targets
+from policies.policy import executed_mask
 from sims.devices.crossing import crossing
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
@@ -58,8 +60,10 @@ class Entries(TensorDataclass):
 class Windows(TensorDataclass):
     """``reward``: the discounted sum over the window; ``discount``: of the value at its end, 0 where the task ended.
 
-    ``action``, ``num_executed``, ``num_cloned`` and ``actor`` are of its first chunk. ``return_to_go``: the discounted
-    sum from its start to the episode's end, -inf where that is not known; None where it was not asked for.
+    ``action``, ``num_executed`` and ``actor`` are of its first chunk. ``return_to_go``: the discounted sum from its
+    start to the episode's end, -inf where that is not known; None where it was not asked for.
+    ``further``: actions after those of the first chunk, where a policy predicts more than it executes; ``num_cloned``:
+    of all these from the first on, how many may be cloned. Those behind repeat the last one.
     """
 
     inputs: TensorDataclass
@@ -71,6 +75,13 @@ class Windows(TensorDataclass):
     discount: Float[Tensor, " B"]
     next_inputs: TensorDataclass
     return_to_go: Float[Tensor, " B"] | None = None
+    further: Float[Tensor, "B more A"] | None = None
+
+    @property
+    def targets(self) -> Targets:
+        """Of cloning."""
+        action = self.action if self.further is None else torch.cat([self.action, self.further], dim=1)
+        return Targets(action=action, mask=executed_mask(self.num_cloned, action.shape[1]).float())
 
     def scaled(self, scale: float) -> Windows:
         """With rewards and returns multiplied."""
@@ -175,36 +186,44 @@ class Replay:
 
     # -- drawing ------------------------------------------------------------------------------------------------------
 
-    def sample(self, count: int, *, chunks: int, returns: bool = False, time_limit_ends: bool = False) -> Windows:
+    def sample(
+        self, count: int, *, chunks: int, returns: bool = False, time_limit_ends: bool = False, further: int = 0
+    ) -> Windows:
         """``count`` windows of up to ``chunks`` chunks, uniformly with replacement. UserError where there is none."""
         if not len(self):
             raise UserError("the replay holds no transition yet; raise algorithm.warmup")
         start = self._starts[self.rng.integers(len(self), size=count)]
-        return self.windows(start, chunks=chunks, returns=returns, time_limit_ends=time_limit_ends)
+        return self.windows(start, chunks=chunks, returns=returns, time_limit_ends=time_limit_ends, further=further)
 
     def windows(
-        self, start: Int64[np.ndarray, " B"], *, chunks: int, returns: bool = False, time_limit_ends: bool = False
-    ) -> Windows:
+        self, start: Int64[np.ndarray, " B"], *, chunks: int, returns: bool = False, time_limit_ends: bool = False,
+        further: int = 0,
+    ) -> Windows:  # fmt: skip
         """The windows of up to ``chunks`` chunks that begin at these entries; with ``return_to_go`` if ``returns``.
 
         A window ends early where its episode ends, and at the newest entry, whose successor is not known yet.
         ``time_limit_ends``: no value follows a time limit, as after a task's end. Else the sum until then counts as a
         return where no reward here is negative, being at most what it would have been; it is not known otherwise.
+        ``further``: how many actions after the first chunk's.
         """
         reward, discount, end = self._n_step(start, chunks)
         if time_limit_ends:
             discount = np.where(self._entries.timed_out.numpy()[end], 0.0, discount)
         entries, first, last = self._entries, torch.from_numpy(start), torch.from_numpy(end)
+        num_cloned, after = entries.num_cloned[first], None
+        if further:
+            num_cloned, after = self._further(start, further)
         windows = Windows(
             inputs=entries.inputs[first],
             action=entries.action[first],
             num_executed=entries.num_executed[first],
-            num_cloned=entries.num_cloned[first],
+            num_cloned=num_cloned,
             actor=entries.actor[first],
             reward=torch.from_numpy(reward).float(),
             discount=torch.from_numpy(discount).float(),
             next_inputs=entries.inputs[last],
             return_to_go=torch.from_numpy(self._return_to_go(start, time_limit_ends)).float() if returns else None,
+            further=after,
         )
         with crossing("batches"):
             return windows.to(self.device)
@@ -232,6 +251,26 @@ class Replay:
             at = np.where(running, self._next(at), at)
             running = running & ~ended & usable[at]
         return reward, discount, at
+
+    def _further(
+        self, start: Int64[np.ndarray, " B"], count: int
+    ) -> tuple[Int[Tensor, " B"], Float[Tensor, "B more A"]]:
+        """How many may be cloned of a chunk and the ``count`` actions after it, and these: of the next chunks, as long
+        as the same one acted and each of them may be cloned to its end."""
+        entries, horizon = self._entries, self._entries.action.shape[1]
+        whole = entries.num_cloned.numpy() == horizon
+        goes_on = self._usable & ~entries.terminated.numpy() & whole
+        executed, actor, at = entries.num_executed.numpy() > 0, entries.actor.numpy(), start
+        first = torch.from_numpy(start)
+        num_cloned, last, parts = entries.num_cloned[first], entries.action[first, -1:], list[Tensor]()
+        running = np.ones(len(start), dtype=bool)
+        for _ in range(-(-count // horizon)):
+            running, at = running & goes_on[at], self._next(at)
+            running &= executed[at] & (actor[at] == actor[start])
+            here, going = torch.from_numpy(at), torch.from_numpy(running)
+            parts.append(torch.where(going[:, None, None], entries.action[here], last))
+            num_cloned, last = num_cloned + torch.where(going, entries.num_cloned[here], 0), parts[-1][:, -1:]
+        return num_cloned.clamp(max=horizon + count), torch.cat(parts, dim=1)[:, :count]
 
     def _return_to_go(self, start: Int64[np.ndarray, " B"], time_limit_ends: bool) -> Float64[np.ndarray, " B"]:
         """Each is computed once, until something is written."""
