@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -240,7 +241,7 @@ def _add_classifier(app: FastAPI, access: Access, classifier: ClassifierFits, au
 
 
 def _add_policy(app: FastAPI, access: Access, robot: RobotThread, origins: Origins, audit: AuditLog) -> None:
-    operator = required(access, "operator")
+    operator, numbers = required(access, "operator"), itertools.count(1)
 
     @app.post("/api/rollback")
     def roll_back(version: Version, person: Person = operator) -> dict[str, Any]:
@@ -261,6 +262,7 @@ def _add_policy(app: FastAPI, access: Access, robot: RobotThread, origins: Origi
         """The address for one more browser, which works once."""
         if role not in ("viewer", "labeller", "operator"):
             raise HTTPException(422, "a role is viewer, labeller or operator")
-        token = access.invite(f"{role} invited by {person.name}", role)  # type: ignore[arg-type]
-        audit.write("invited", person=person.name, role=role)
+        name = f"{role} {next(numbers)} invited by {person.name}"
+        token = access.invite(name, role)  # type: ignore[arg-type]
+        audit.write("invited", person=person.name, role=role, name=name)
         return {"address": f"{origins.origins[0]}/?token={token}"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import itertools
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
@@ -42,7 +43,7 @@ def make_app(
 
 
 def _add_people(app: FastAPI, hub: Hub, access: Access, origins: Origins, audit: AuditLog) -> None:
-    operator = required(access, "operator")
+    operator, numbers = required(access, "operator"), itertools.count(1)
 
     @app.get("/api/fleet", dependencies=[required(access, "viewer")])
     def fleet() -> dict[str, Any]:
@@ -72,8 +73,9 @@ def _add_people(app: FastAPI, hub: Hub, access: Access, origins: Origins, audit:
 
     @app.post("/api/invite/viewer")
     def invite(person: Person = operator) -> dict[str, str]:
-        audit.write("invited", person=person.name, role="viewer")
-        return {"address": f"{origins.origins[0]}/?token={access.invite(f'viewer invited by {person.name}', 'viewer')}"}
+        name = f"viewer {next(numbers)} invited by {person.name}"
+        audit.write("invited", person=person.name, role="viewer", name=name)
+        return {"address": f"{origins.origins[0]}/?token={access.invite(name, 'viewer')}"}
 
 
 def _add_robots(app: FastAPI, hub: Hub, deliveries: Deliveries, token: str) -> None:

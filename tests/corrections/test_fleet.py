@@ -41,6 +41,7 @@ from real_robot.fleet.server import JOIN, serving_fleet
 from real_robot.serving.published import KEPT, PublishedVersions
 from sims.errors import UserError
 from sims.subproc.termination import Terminated
+from tests.corrections.scripted_operator import open_session
 from tests.corrections.small_server import server, write_bundle
 from tests.episodes.episode_examples import make_episode
 from tests.real_robot.small_policies import small_policy
@@ -437,6 +438,31 @@ def test_a_wrong_file_or_name_is_said(tmp_path: Path):
     (tmp_path / JOIN).write_text("{}")
     with server(tmp_path) as one, pytest.raises(UserError, match="vla-rl fleet writes it"):
         join_fleet(one, tmp_path / JOIN)
+
+
+def test_people_who_come_from_the_page_of_the_fleet_have_names_of_their_own(tmp_path: Path):
+    publish(tmp_path, 0)
+    with server(tmp_path) as one, serving_fleet(tmp_path, address=HUB, max_behind=3) as opened:
+        origin, cookie = open_session(opened)
+
+        def name() -> str:
+            """On the robot's page, of the next person who opens it."""
+            with closing(http.client.HTTPConnection(urlsplit(origin).netloc, timeout=60)) as connection:
+                connection.request("POST", "/api/fleet/out/open", headers={"Cookie": cookie, "Origin": origin})
+                answer = connection.getresponse()
+                body = json.loads(answer.read())
+                return person(body["address"]) if answer.status == 200 else ""
+
+        def person(address: str) -> str:
+            found = one.access.person({one.access.cookie: one.access.redeem(address.rpartition("=")[2]) or ""})
+            return "" if found is None else found.name
+
+        names: list[str] = []
+        with closing(join_fleet(one, tmp_path / JOIN)):
+            for number in (1, 2):
+                until(lambda n=number: len(names) == n or names.extend(filter(None, [name()])), "the page is offered")  # type: ignore[misc]
+        assert len(set(names)) == 2
+        assert all(name.startswith("operator ") and name.endswith(" of the fleet") for name in names)
 
 
 def test_a_version_that_cannot_be_installed_keeps_no_episode_back(tmp_path: Path):

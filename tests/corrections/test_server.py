@@ -161,6 +161,20 @@ def test_who_only_watches_cannot_move_or_roll_back(running: CorrectionServer, ro
         assert ask(running, path, method="POST", cookie=cookie, Origin=origin)[0] == expected
 
 
+def test_people_who_are_invited_have_names_of_their_own(running: CorrectionServer):
+    origin, cookie = open_session(running.invite("Anna"))
+
+    def invited() -> str:
+        status, body = ask(running, "/api/invite/labeller", method="POST", cookie=cookie, Origin=origin)
+        assert status == 200
+        _, own = open_session(json.loads(body)["address"])
+        return str(json.loads(ask(running, "/api/me", cookie=own)[1])["name"])
+
+    first, second = invited(), invited()
+    assert first != second
+    assert first.startswith("labeller ") and first.endswith(" invited by Anna")
+
+
 def test_wrong_cuts_are_refused_with_a_reason(running: CorrectionServer):
     with EpisodeStore(running.folder / "episodes") as store:
         id = store.add(make_episode(steps=8, every=2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import re
 import sys
 import threading
@@ -61,16 +62,20 @@ def correct(
 
 
 def join_fleet(server: CorrectionServer, fleet: Path) -> FleetLink:
-    """The robot takes part under the name of its folder until the link is closed."""
+    """The robot takes part under the name of its folder until the link is closed.
+
+    Whoever comes from the hub's page gets a name of their own, for the history of labels.
+    """
     session = server.robot.session
     if re.fullmatch(NAME, server.folder.name) is None:
         raise UserError(f"--out {server.folder}: the folder's name is the robot's; use letters, digits, - and _")
+    numbers = itertools.count(1)
     robot = LinkedRobot(
         name=server.folder.name,
         folder=server.folder,
         versions=session.versions,
         state=lambda: server.robot.states.newest,
-        page=lambda: server.invite("operator of the fleet"),
+        page=lambda: server.invite(f"operator {next(numbers)} of the fleet"),
         pause=lambda reason: setattr(session, "paused", reason),
     )
     return FleetLink(robot, fleet)
