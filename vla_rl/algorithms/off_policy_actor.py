@@ -180,10 +180,8 @@ class Actor:
             return self._clone_labelled(self.policy, context, targets, weight, generator)
         weighted = targets.mask * weight[:, None]
         loss = self.policy.bc_loss(context, Targets(action=targets.action, mask=weighted), generator)
-        loss = (
-            loss * weighted.sum().clamp(min=1) / targets.mask.sum().clamp(min=1)
-        )  # bc_loss divides by the sum of its mask
-        return loss, {"advantage": advantage.mean(), "cloning_weight": weight.mean()}
+        share = weighted.sum().clamp(min=1) / targets.mask.sum().clamp(min=1)  # bc_loss divides by the sum of its mask
+        return loss * share, {"advantage": advantage.mean(), "cloning_weight": weight.mean()}
 
     def _clone_labelled(
         self,
