@@ -18,6 +18,7 @@ from episodes.schema import ACTORS, HUMAN, CorruptEpisode, EpisodeError
 from episodes.store import EpisodeStore
 from real_robot.corrections.attempt import actor_letters
 from real_robot.corrections.frames import encode_jpeg
+from real_robot.corrections.labels import label_together, undo_together
 
 PAGE = 50  # episodes
 
@@ -89,9 +90,8 @@ class EpisodeBrowser:
 
         def write(store: EpisodeStore) -> None:
             if outcome == ABORT:
-                store.label(id, OUTCOME, outcome, author=person)
-                if SUCCESS in store.labels(id):
-                    store.label(id, SUCCESS, None, author=person)
+                labels = {OUTCOME: outcome, **({SUCCESS: None} if SUCCESS in store.labels(id) else {})}
+                label_together(store, id, labels, author=person)
             else:
                 store.label(id, SUCCESS, outcome == "success", author=person)
 
@@ -100,16 +100,16 @@ class EpisodeBrowser:
     def success_from(self, id: str, step: int, *, person: str) -> None:
         """A success from control step ``step`` of the episode on, as it is shown: a label for the classifier.
 
-        EpisodeError where it has no such step. The last of its labels, undone, leaves the outcome as it was.
+        EpisodeError where it has no such step.
         """
 
         def write(store: EpisodeStore) -> None:
             entry, _ = self._find(store, id)
             if step > entry.steps:
                 raise EpisodeError(f"the episode has {entry.steps} steps: its success cannot begin at step {step}")
-            store.label(id, SUCCESS_FROM, step + entry.first, author=person)
-            if not is_success(store.labels(id), entry.success):
-                store.label(id, SUCCESS, True, author=person)
+            begin = {SUCCESS_FROM: step + entry.first}
+            labelled = is_success({**store.labels(id), **begin}, entry.success)
+            label_together(store, id, begin if labelled else {**begin, SUCCESS: True}, author=person)
 
         self._change(id, write)
 
@@ -129,7 +129,7 @@ class EpisodeBrowser:
         """The key of the label that was taken back, and the episode's id, which is another where a split was undone."""
 
         def undo(store: EpisodeStore) -> tuple[str | None, str]:
-            change = store.undo(id, author=person)
+            change = undo_together(store, id, author=person)
             if change is None:
                 return None, id
             return change.key, change.episode if change.key == SPLIT else id

@@ -30,6 +30,7 @@ from real_robot.corrections.attempt import Attempt, ExecutedStep, Snapshot
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.handover import Handover
 from real_robot.corrections.human_input import RELEASED, Action, HumanInput, RawInput
+from real_robot.corrections.labels import label_together
 from real_robot.corrections.proposals import Proposals
 from real_robot.corrections.settings import ControlSettings
 from real_robot.corrections.simulated_arm import SimulatedArm
@@ -149,9 +150,9 @@ class CorrectionSession:
             self._commit()
         if self.last_episode is not None:
             success = None if outcome == ABORT else outcome == "success"
-            self.store.label(self.last_episode, OUTCOME, outcome, author=person)
-            if success != self.store.labels(self.last_episode).get(SUCCESS):
-                self.store.label(self.last_episode, SUCCESS, success, author=person)
+            changes = success != self.store.labels(self.last_episode).get(SUCCESS)
+            labels = {OUTCOME: outcome, **({SUCCESS: success} if changes else {})}
+            label_together(self.store, self.last_episode, labels, author=person)
             self.count_outcome(self.last_episode)
         self.outcome = outcome
         self._audit.write("labelled", person=person, outcome=outcome, episode=self.last_episode)

@@ -313,6 +313,17 @@ def test_two_commands_before_the_lease_is_granted_are_both_done(open_page: Calla
     assert page.text_content("#problem") == ""
 
 
+def test_a_refusal_is_shown_until_the_next_command(open_page: Callable[..., Page]) -> None:
+    page = open_page("Rosa")
+    next_episode(page)
+    page.fill("#instruction", " ")
+    page.press("#instruction", "Enter")
+    wait_until(page, "document.getElementById('problem').textContent.includes('one line of 1 to 200 characters')")
+    page.click("#take_over")
+    wait_for_mode(page, "human")
+    assert page.is_hidden("#problem")
+
+
 def test_a_hidden_tab_holds_the_arm_at_once(open_page: Callable[..., Page], running: CorrectionServer):
     page = open_page("Hana")
     next_episode(page)

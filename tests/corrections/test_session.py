@@ -20,6 +20,7 @@ from episodes.store import EpisodeStore
 from policies.bundle import save_bundle
 from policies.policy import RobotSpec
 from real_robot.corrections.audit import AuditLog
+from real_robot.corrections.browsing import EpisodeBrowser
 from real_robot.corrections.human_input import RawInput
 from real_robot.corrections.session import CorrectionSession, Refused
 from real_robot.corrections.settings import ControlSettings
@@ -254,6 +255,24 @@ def test_an_abort_takes_the_place_of_another_outcome(tmp_path):
             (entry,) = robot.store.select()
             assert entry.success == success
             assert outcome_unknown(robot.store.labels(entry.id)) == (outcome == "abort")
+
+
+def test_one_undo_takes_back_all_labels_of_one_key(tmp_path):
+    with session(tmp_path) as robot:
+        browser = EpisodeBrowser(robot.store.path, jpeg_quality=90)
+        ticks(robot, 4)
+        robot.end("success", person="anna")
+        id = robot.last_episode
+        robot.end("abort", person="anna")
+        assert robot.store.labels(id) == {"outcome": "abort"}
+        browser.undo(id, person="ben")
+        assert robot.store.labels(id) == {"outcome": "success", "success": True}
+        browser.success_from(id, 2, person="ben")
+        browser.undo(id, person="ben")
+        assert robot.store.labels(id) == {"outcome": "success", "success": True}
+        browser.undo(id, person="ben")
+        assert robot.store.labels(id) == {}
+        assert browser.undo(id, person="ben") == (None, id)
 
 
 def test_instructions_are_changed_for_the_policy_and_recorded(tmp_path):

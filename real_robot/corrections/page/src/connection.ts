@@ -25,9 +25,10 @@ export class Connection {
 
   /** Ask for the lease if it is not held, then send the command; without a connection it is dropped. */
   command(what: Command, more: { step?: number; text?: string } = {}): void {
+    if (this.socket?.readyState !== WebSocket.OPEN) return;
+    this.listener.problem(""); // of the command before
     const send = () => this.send({ type: "do", token: this.token, what, ...more });
     if (this.holds) return send();
-    if (this.socket?.readyState !== WebSocket.OPEN) return;
     this.waiting.push(send);
     if (!this.asked) this.send({ type: "acquire" });
     this.asked = true;
