@@ -28,7 +28,7 @@ class GymnasiumConfig:
 
     ``state``: keys of a dictionary observation whose values, in this order, are the state; empty where the observation
     is an array, which then is the state. ``images``: camera name -> key of the observation, ``observation`` for an
-    observation that is an image itself (there is no state then), or ``render`` for the image of the environment's
+    observation that is an image itself (its state is one 0), or ``render`` for the image of the environment's
     ``render()``, which is called in ``observe`` only. Keys of nested dictionaries are joined by
     dots. ``success``: key of ``info``, which has it at an episode's end at least, or ``terminated`` where every
     termination is success. ``reward`` "shaped": the environment's own. ``max_steps`` and ``control_hz``: by default the
@@ -170,7 +170,7 @@ class Gymnasium:
 
     def _state(self) -> np.ndarray:
         if not self.config.state and self._is_camera():
-            return np.zeros(0, dtype=np.float32)
+            return np.zeros(1, dtype=np.float32)  # policies need at least one number
         parts = [self._lookup(key) for key in self.config.state] if self.config.state else [self._observation]
         for part in parts:
             if why := self._no_state(part):

@@ -160,12 +160,12 @@ def test_an_observation_that_is_an_image_is_a_camera() -> None:
     sim = GymnasiumConfig(id=UNUSUAL + "Pixels-v0", images={"front": "observation"}, num_envs=2)
     env = SubprocVectorEnv(sim, Gymnasium)
     try:
-        assert (env.spec.cameras, env.spec.image_size, env.spec.state_dim) == (("front",), (8, 6), 0)
+        assert (env.spec.cameras, env.spec.image_size, env.spec.state_dim) == (("front",), (8, 6), 1)
         env.reset(start=[StartState(task=0, seed=seed) for seed in (1, 2)])
         env.step(torch.zeros(2, 2))
         observed = env.observe()
         assert (observed.images == 1).all()
-        assert observed.state.shape == (2, 0)
+        assert observed.state.tolist() == [[0.0], [0.0]]
     finally:
         env.close()
 
