@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import signal
 from collections.abc import Iterator
@@ -46,6 +47,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def without_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MuJoCo renders in this process as MUJOCO_GL, which it reads when it is imported, says in a worker."""
+    from sims.tabletop.render import choose_gl
+
+    context = importlib.import_module(f"mujoco.{choose_gl('auto')}").GLContext
+    monkeypatch.setattr("mujoco.rendering.classic.gl_context.GLContext", context)
 
 
 @pytest.fixture(scope="module")

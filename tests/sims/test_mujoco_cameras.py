@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-
 import mujoco
 import numpy as np
 import pytest
 
 from sims.mujoco.cameras import NEVER_DRAWN, MujocoCameras
 from sims.mujoco.detail import FEW, PIXEL, Detail, cluster, low_detail
-from sims.tabletop.render import choose_gl
 
+pytestmark = pytest.mark.usefixtures("without_a_screen")
 SIZE = (48, 80)
 CHANGED = ("mesh_facenum", "mesh_face", "mesh_facenormal", "mesh_facetexcoord", "tex_width", "tex_height", "tex_data")
 RINGS, SIDES = 40, 80
@@ -51,13 +49,6 @@ def scattered(seed: int) -> mujoco.MjModel:
         <camera name="wide" pos="0 -.5 2" euler="1.4 .3 .2" fovy="80"/>
         <camera name="lens" pos=".4 .3 1.5" euler="1 .2 -1" resolution="80 48" focal=".004 .003" sensorsize=".006 .003"
           principal=".0015 -.0005"/></worldbody></mujoco>""")
-
-
-@pytest.fixture(autouse=True)
-def without_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As MUJOCO_GL, which MuJoCo reads when it is imported, says in a worker."""
-    context = importlib.import_module(f"mujoco.{choose_gl('auto')}").GLContext
-    monkeypatch.setattr("mujoco.rendering.classic.gl_context.GLContext", context)
 
 
 @pytest.fixture

@@ -247,6 +247,7 @@ def test_the_state_has_every_number_of_its_joints(tmp_path: Path) -> None:
     assert state.tolist() == [0, 0.5, 0, 1, 1, 0, 0, 0, 1, 0, 0, 0]
 
 
+@pytest.mark.usefixtures("without_a_screen")
 def test_positions_and_images_are_of_the_same_instant_as_the_state(tmp_path: Path) -> None:
     """One physics step per control step, so that one of delay would show."""
     config = joints(tmp_path, rest="control_hz: 100\ncameras: [top]")
