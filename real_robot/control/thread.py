@@ -24,6 +24,7 @@ from real_robot.safety.commands import Measurement
 PRIORITY = 70
 CHECK_EVERY_S = 0.05
 BRAKE_S = 10.0  # that braking may take
+FRESH_WITHIN_S = 0.5
 
 
 class Timings:
@@ -127,8 +128,12 @@ class ControlThread:
                 self._output.halt()
 
     def _measured(self) -> Measurement:
-        if not self._joints.fresh(self.loop.filter.limits.max_measurement_age_s):
-            raise ValueError(self._joints.problem)
+        """Waits ``FRESH_WITHIN_S`` at most: this process or the arm's may have stood still just now."""
+        until_s = time.monotonic() + FRESH_WITHIN_S
+        while not self._joints.fresh(self.loop.filter.limits.max_measurement_age_s):
+            if time.monotonic() > until_s:
+                raise ValueError(self._joints.problem)
+            time.sleep(0.005)
         measured = self._joints.measure()
         assert measured is not None
         return measured

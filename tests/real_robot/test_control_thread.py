@@ -27,6 +27,7 @@ class Arm:
     def __init__(self) -> None:
         self.problem, self.sent, self.error = "", [], ""
         self.speed: tuple[float, ...] = STILL
+        self.old_until_s = 0.0
         self.sends, self.hangs = threading.Event(), False
         self.sends.set()
         self._loop: ControlLoop | None = None
@@ -42,7 +43,7 @@ class Arm:
         return Measurement(self._loop.filter.sent_position(now) if started else [0.0, 0.0], now)
 
     def fresh(self, max_age_s: float) -> bool:
-        return True
+        return time.monotonic() > self.old_until_s
 
     def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
         self.hangs = not self.sends.is_set()
@@ -179,3 +180,19 @@ def test_a_controller_of_velocities_is_halted_after_a_pause_of_the_thread(lead_s
         wait(lambda: thread.loop.filter.lost)
         wait(lambda: arm.speed == STILL)
         assert not thread.loop.filter.at_rest  # an arm with times brakes by the stop that it has
+
+
+def test_a_start_waits_a_little_for_joints_that_are_old() -> None:
+    with driven_arm() as (arm, thread, _):
+        thread.rest()
+        wait(lambda: not thread.loop.live)
+        arm.old_until_s, arm.problem = time.monotonic() + 0.2, "joint states are 0.24 s old"
+        thread.start()
+        assert thread.loop.live
+        thread.rest()
+        wait(lambda: not thread.loop.live)
+        arm.old_until_s = time.monotonic() + 60.0
+        for begin in (thread.start, thread.resume):
+            with pytest.raises(ValueError, match=r"0\.24 s old"):
+                begin()
+        assert not thread.loop.live
