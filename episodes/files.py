@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
 def sync(path: Path) -> None:
@@ -15,6 +15,12 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def ends_within_line(file: IO[Any]) -> bool:
+    """Whether the last writer was killed within a line. ``file`` is open for reading too."""
+    size = os.fstat(file.fileno()).st_size
+    return size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from episodes.files import sync
+from episodes.files import ends_within_line, sync
 from episodes.schema import StoreFull
 from sims.errors import is_disk_full
 
@@ -180,11 +180,9 @@ def _locked(folder: Path) -> Iterator[BinaryIO]:
 
 
 def _append(file: BinaryIO, change: LabelChange) -> None:
-    size = file.seek(0, os.SEEK_END)
-    incomplete = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"  # a writer was killed within a line
     optional = ("undoes", "undone")
     record = {name: value for name, value in asdict(change).items() if name not in optional or value is not None}
-    file.write((b"\n" if incomplete else b"") + json.dumps(record).encode() + b"\n")
+    file.write((b"\n" if ends_within_line(file) else b"") + json.dumps(record).encode() + b"\n")
     file.flush()
     os.fsync(file.fileno())
 

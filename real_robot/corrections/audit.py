@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from episodes.files import ends_within_line
 from sims.errors import reason
 
 
@@ -22,9 +23,8 @@ class AuditLog:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")  # the writer was killed within a line
-        self._file = path.open("a", encoding="utf-8", buffering=1)
-        if torn:
+        self._file = path.open("a+", encoding="utf-8", buffering=1)
+        if ends_within_line(self._file):
             self._file.write("\n")
         self._lock = threading.Lock()
         self._failed = False

@@ -24,22 +24,23 @@ KEPT = 5  # bundles that were not rolled back; also the others are known by thei
 
 
 @contextlib.contextmanager
-def changing_published(bundle: Path) -> Iterator[Path]:
-    """Whoever rolls back, or publishes what followed from the bundle that is there, waits meanwhile, in every process.
-
-    Yields the folder with what was published: ``published`` beside the folder ``bundle``, ``published-NAME`` where its
-    name is not "bundle".
-    """
-    live = Path(os.path.abspath(bundle))
-    kept = live.with_name("published" if live.name == "bundle" else f"published-{live.name}")
+def changing_published(bundle: Path) -> Iterator[None]:
+    """Whoever rolls back, or publishes what followed from the bundle that is there, waits meanwhile, in every process."""
+    kept = _kept_beside(bundle)
     kept.mkdir(parents=True, exist_ok=True)
     with (kept / "versions.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield kept
+        yield
+
+
+def _kept_beside(bundle: Path) -> Path:
+    """``published`` beside the folder ``bundle``, ``published-NAME`` where its name is not "bundle"."""
+    live = Path(os.path.abspath(bundle))
+    return live.with_name("published" if live.name == "bundle" else f"published-{live.name}")
 
 
 class PublishedVersions:
-    """What a learner publishes in the folder ``bundle`` is kept beside it (``changing_published``), a folder for each.
+    """What a learner publishes in the folder ``bundle`` is kept beside it (``_kept_beside``), a folder for each.
     Thread-safe.
 
     Several processes may keep the record of one folder: each change is made to what is on the disk.
@@ -53,8 +54,8 @@ class PublishedVersions:
         self._lock = threading.Lock()
         self.order: list[str] = []
         self.rolled_back: list[str] = []
-        with changing_published(self._live) as self._kept:
-            self._index = self._kept / "versions.json"
+        self._kept = _kept_beside(self._live)
+        self._index = self._kept / "versions.json"
         with self._changing():
             pass
 
