@@ -25,7 +25,7 @@ KEPT = 5  # bundles that were not rolled back; also the others are known by thei
 
 @contextlib.contextmanager
 def changing_published(bundle: Path) -> Iterator[None]:
-    """Whoever rolls back, or publishes what followed from the bundle that is there, waits meanwhile, in every process."""
+    """Whoever rolls back, or publishes what followed from the bundle there, waits meanwhile, in every process."""
     kept = _kept_beside(bundle)
     kept.mkdir(parents=True, exist_ok=True)
     with (kept / "versions.lock").open("w") as file:
