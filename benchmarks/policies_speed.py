@@ -3,7 +3,9 @@
     OMP_NUM_THREADS=1 python -m benchmarks.policies_speed
 
 The same random weights at toy width and at 55 M parameters, two cameras. Sampling: one chunk of ten denoising steps
-from images in [-1, 1] and tokens, ours and ``PI0ForConditionalGeneration.sample_actions``, which must agree. One epoch:
+from images in [-1, 1] and tokens, ours and ``PI0ForConditionalGeneration.sample_actions``, which must agree. "As in
+LIBERO": the published network has a third camera, black and masked, and prompts are padded to 48 tokens, of which 14
+exist; openpi and LeRobot compute both, ours leaves them out. One epoch:
 forward and backward of the log-probs of a rollout's chunks in minibatches, the expert trained and its prefix kept or
 encoded again, as RLinf's loop does. Each figure is the least of some turns. Writes
 benchmarks/results/policies_speed.json.
@@ -13,9 +15,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from policies.denoising.denoise import integrate
 from policies.denoising.kernels import FlowODE, FlowODEConfig, FlowSDEConfig
@@ -25,6 +29,7 @@ from policies.pretrained.decoder import DecoderConfig
 from policies.pretrained.pi0.config import Pi0Config
 from policies.pretrained.pi0.layout import PI0
 from policies.pretrained.pi0.network import Pi0Network
+from policies.pretrained.tokenizer import pad_tokens
 from policies.pretrained.vision import VisionConfig
 from policies.registry import build_policy
 from sims.vector_env import Observation, encode_instructions
@@ -34,6 +39,7 @@ from vla_rl.bench.record import Row, row, write_record
 
 ROBOT = RobotSpec(action_dim=7, state_dim=8, cameras=("a", "b"), image_size=(112, 112), control_hz=20.0)
 STEPS, TURNS, CHUNKS, MINIBATCH = 10, 3, 16, 4
+WORDS = 14  # tokens of an instruction
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -47,35 +53,43 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 @torch.no_grad()
-def sampling(name: str, config: Pi0Config, batch: int) -> list[Row]:
+def sampling(name: str, config: Pi0Config, batch: int, *, as_in_libero: bool = False) -> list[Row]:
+    config = replace(config, prompt_tokens=48) if as_in_libero else config
     network = Pi0Network(config).eval()
     weights = {published_name(own, PI0): tensor for own, tensor in network.state_dict().items()}
     reference = transformers_pi0(config, weights)
     side, patches = config.vision.image_size, config.vision.tokens
     images, state = torch.rand(batch, 2, 3, side, side) * 2 - 1, torch.randn(batch, config.padded_dim)
-    tokens = torch.randint(4, 200, (batch, config.prompt_tokens))
+    prompts = torch.randint(4, 200, (batch, WORDS if as_in_libero else config.prompt_tokens))
+    tokens, valid = pad_tokens(prompts.tolist(), config.prompt_tokens, prompts.device)
+    all_images = F.pad(images, (0, 0, 0, 0, 0, 0, 0, int(as_in_libero)), value=-1.0)
     noise = torch.randn(batch, config.chunk_size, config.padded_dim)
     kernel = FlowODE(FlowODEConfig(steps=STEPS))
-    placeholders = torch.full((batch, 2 * patches), config.vocabulary - 1)
+    cameras = all_images.shape[1]
+    placeholders = torch.full((batch, cameras * patches), config.vocabulary - 1)
+    exists = torch.zeros(batch, cameras * patches + config.prompt_tokens, dtype=torch.int64)
+    exists[:, : 2 * patches] = 1
+    exists[:, cameras * patches :][:, : prompts.shape[1]] = 1
+    padded = F.pad(prompts, (0, config.prompt_tokens - prompts.shape[1]))
     theirs: dict[str, Any] = {
-        "attention_mask": torch.ones(batch, 2 * patches + config.prompt_tokens, dtype=torch.int64),
-        "pixel_attention_mask": torch.ones(batch, 2, dtype=torch.bool),
+        "attention_mask": exists,
+        "pixel_attention_mask": torch.ones(batch, cameras, dtype=torch.bool),
         "num_steps": STEPS,
     }
 
     def own_chunk() -> torch.Tensor:
-        cache = network.prefix(images, tokens, torch.ones_like(tokens).bool())
+        cache = network.prefix(images, tokens, valid)
         return integrate(network.bind(cache, state), kernel, noise)
 
     def their_chunk() -> torch.Tensor:
         chunk: torch.Tensor = reference.sample_actions(
-            state, torch.cat([placeholders, tokens], dim=1), images, noise=noise.clone(), **theirs
+            state, torch.cat([placeholders, padded], dim=1), all_images, noise=noise.clone(), **theirs
         )
         return chunk
 
     difference = (own_chunk() - their_chunk()).abs().max().item()
     ours, other = seconds(own_chunk), seconds(their_chunk)
-    what = f"{name}, batch {batch}: sampling"
+    what = f"{name}, batch {batch}: sampling" + (", as in LIBERO" if as_in_libero else "")
     return [
         row(what, ours, "s", ratio=ours / other, against=f"{what}, transformers", difference=difference),
         row(f"{what}, transformers", other, "s"),
@@ -117,8 +131,9 @@ def main() -> None:
     rows = []
     for name, make in (("toy", toy), ("55 M", larger)):
         for batch in (1, 8):
-            rows += sampling(name, make("all"), batch)
-            print(*rows[-2:], sep="\n", flush=True)
+            for as_in_libero in (False, True):
+                rows += sampling(name, make("all"), batch, as_in_libero=as_in_libero)
+                print(*rows[-2:], sep="\n", flush=True)
         for random_steps in ("all", "one"):
             rows += epoch(name, make(random_steps))
             print(*rows[-2:], sep="\n", flush=True)

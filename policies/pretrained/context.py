@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -27,6 +28,11 @@ class PrefixCache(TensorDataclass):
         """``hidden``: the language model's output."""
         weight = valid.unsqueeze(-1).float()
         return PrefixCache(keys_values=cache, valid=valid, features=(hidden.float() * weight).sum(1) / weight.sum(1))
+
+    def padded(self, tokens: int) -> PrefixCache:
+        """With ``tokens`` more that do not exist, so that the caches of batches with shorter prompts stack."""
+        keys_values, valid = F.pad(self.keys_values, (0, 0, 0, tokens)), F.pad(self.valid, (0, tokens), value=False)
+        return replace(self, keys_values=keys_values, valid=valid)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from sims.devices.crossing import crossing
 from sims.errors import UserError
 from sims.vector_env import Observation, decode_instructions
 
+PROMPT_STEP = 16  # tokens
 BYTE_BOS, BYTE_OFFSET = 1, 3  # of the stand-in without a file: token 3 + b is byte b, 1 begins, 0 pads
 
 
@@ -77,22 +79,31 @@ class PromptTokenizer(nn.Module):
         return self  # nothing in it is trained
 
 
-def read_instructions(obs: Observation) -> list[str]:
-    """The text of each; empty for a tensor that holds none."""
+def read_prompts(
+    obs: Observation, write: Callable[[list[str]], list[list[int]]], length: int, device: torch.device
+) -> tuple[Int[Tensor, "B n"], Bool[Tensor, "B n"]]:
+    """``pad_tokens`` of what ``write`` makes of the instructions; of a tensor without them, prompts of ``length``."""
     if not holds_numbers(obs.instruction):
-        return [""] * len(obs)
+        return pad_tokens([[0] * length] * len(obs), length, device)
     with crossing("prompts"):
-        return decode_instructions(obs.instruction)
+        texts = decode_instructions(obs.instruction)
+    return pad_tokens(write(texts), length, device)
 
 
 def pad_tokens(
     prompts: Sequence[Sequence[int]], length: int, device: torch.device
-) -> tuple[Int[Tensor, "B length"], Bool[Tensor, "B length"]]:
-    """Token ids padded with zeros at the end, and which of them exist. What is longer is cut, as the references do."""
-    tokens = torch.zeros(len(prompts), length, dtype=torch.int64)
-    valid = torch.zeros(len(prompts), length, dtype=torch.bool)
+) -> tuple[Int[Tensor, "B n"], Bool[Tensor, "B n"]]:
+    """Token ids padded with zeros at the end, and which of them exist.
+
+    What is longer than ``length`` is cut, as the references do. They pad to ``length``; here n is what the longest
+    prompt needs, in steps of 16 so that batches have few shapes, and the network does not compute the rest.
+    """
+    longest = max((len(prompt) for prompt in prompts), default=0)
+    padded = min(length, math.ceil(max(longest, 1) / PROMPT_STEP) * PROMPT_STEP)
+    tokens = torch.zeros(len(prompts), padded, dtype=torch.int64)
+    valid = torch.zeros(len(prompts), padded, dtype=torch.bool)
     for i, prompt in enumerate(prompts):
-        cut = torch.tensor(prompt[:length], dtype=torch.int64)
+        cut = torch.tensor(prompt[:padded], dtype=torch.int64)
         tokens[i, : len(cut)], valid[i, : len(cut)] = cut, True
     with crossing("prompts"):
         return tokens.to(device), valid.to(device)

@@ -21,7 +21,7 @@ from policies.pretrained.lora import add_lora, lora_parameters
 from policies.pretrained.openvla.config import BINS, OpenVLAConfig
 from policies.pretrained.openvla.layout import layout_of
 from policies.pretrained.openvla.network import OpenVLANetwork
-from policies.pretrained.tokenizer import PromptTokenizer, pad_tokens, read_instructions
+from policies.pretrained.tokenizer import PromptTokenizer, read_prompts
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
@@ -91,7 +91,7 @@ class OpenVLAPolicy(KeptPrefix[TokenContext, TokenTrace]):
 
     def encode(self, obs: Observation, state: TensorDataclass) -> tuple[TokenContext, TensorDataclass]:
         seen = self.config.convention.observe(obs, self.spec.robot.cameras)
-        tokens, valid = pad_tokens(self._prompts(obs), self.config.prompt_tokens, self.device)
+        tokens, valid = read_prompts(obs, self._prompts, self.config.prompt_tokens, self.device)
         clipped = self.normalizer.normalize_state(obs.state).clamp(-1, 1)  # openvla-oft, normalize_proprio
         with self.autocast():
             cache, hidden = self._prefix(self._images(seen), tokens, valid, clipped)
@@ -105,7 +105,8 @@ class OpenVLAPolicy(KeptPrefix[TokenContext, TokenTrace]):
         valid = torch.cat([valid[:, :1], valid.new_ones(len(valid), extra), valid[:, 1:]], dim=1)
         if self.config.decoding == "parallel":
             return None, self.network.decode_parallel(embedded, valid)
-        return self.network.prefill(embedded, valid)
+        cache, hidden = self.network.prefill(embedded, valid)
+        return cache.padded(self.config.prompt_tokens - tokens.shape[1]), hidden
 
     @property
     def record_bytes(self) -> int:
@@ -125,11 +126,11 @@ class OpenVLAPolicy(KeptPrefix[TokenContext, TokenTrace]):
         state = self.normalizer.normalize_state(context.state)
         return torch.cat([context.hidden[:, 0].float().detach(), state], dim=1)
 
-    def _prompts(self, obs: Observation) -> list[list[int]]:
+    def _prompts(self, texts: list[str]) -> list[list[int]]:
         bos, empty = [self.tokenizer.bos], [EMPTY] if self.config.vocabulary > EMPTY else []
         return [
             bos + self.tokenizer.ids(f"In: What action should the robot take to {text.lower()}?\nOut:") + empty
-            for text in read_instructions(obs)
+            for text in texts
         ]
 
     def _images(self, obs: Observation) -> Float[Tensor, "B cameras 3 side side"]:

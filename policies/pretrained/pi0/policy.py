@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from policies.device import holds_numbers
 from policies.policy import RobotSpec
 from policies.pretrained.context import PrefixCache
 from policies.pretrained.flow_policy import FlowVLA
@@ -16,7 +15,7 @@ from policies.pretrained.images import resize_with_pad
 from policies.pretrained.pi0.config import Pi0Config
 from policies.pretrained.pi0.layout import PI0
 from policies.pretrained.pi0.network import Pi0Network
-from policies.pretrained.tokenizer import PromptTokenizer, pad_tokens, read_instructions
+from policies.pretrained.tokenizer import PromptTokenizer, read_prompts
 from sims.devices.crossing import crossing
 from sims.vector_env import Observation
 
@@ -38,8 +37,9 @@ class Pi0(FlowVLA):
         return network.vision, network.projector, network.embed_tokens, network.language
 
     def _prefix(self, obs: Observation) -> PrefixCache:
-        tokens, valid = pad_tokens(self._prompts(obs), self.config.prompt_tokens, self.device)
-        return self.network.prefix(self._images(obs), tokens, valid)
+        length = self.config.prompt_tokens
+        tokens, valid = read_prompts(obs, lambda texts: self._prompts(texts, obs.state), length, self.device)
+        return self.network.prefix(self._images(obs), tokens, valid).padded(length - tokens.shape[1])
 
     def _images(self, obs: Observation) -> Float[Tensor, "B cameras 3 side side"]:
         images = obs.images
@@ -48,22 +48,20 @@ class Pi0(FlowVLA):
             0, images.shape[:2]
         )
 
-    def _prompts(self, obs: Observation) -> list[list[int]]:
+    def _prompts(self, texts: list[str], state: Float[Tensor, "B n"]) -> list[list[int]]:
         """BOS, the text, and for instructions alone a newline that is tokenized apart (openpi, tokenizer.py)."""
-        texts = [text.strip().replace("_", " ").replace("\n", " ") for text in read_instructions(obs)]
+        texts = [text.strip().replace("_", " ").replace("\n", " ") for text in texts]
         bos, ids = [self.tokenizer.bos], self.tokenizer.ids
         if self.config.prompt == "instruction":
             return [bos + ids(text) + ids("\n") for text in texts]
         return [
-            bos + ids(f"Task: {text}, State: {' '.join(map(str, state))};\nAction: ")
-            for text, state in zip(texts, read_bins(self.normalizer.normalize_state(obs.state)), strict=True)
+            bos + ids(f"Task: {text}, State: {' '.join(map(str, bins))};\nAction: ")
+            for text, bins in zip(texts, read_bins(self.normalizer.normalize_state(state)), strict=True)
         ]
 
 
 def read_bins(state: Float[Tensor, "B n"]) -> list[list[int]]:
-    """``state_bins`` as numbers; zeros for a tensor that holds none."""
-    if not holds_numbers(state):
-        return [[0] * state.shape[1]] * len(state)
+    """``state_bins`` as numbers."""
     with crossing("prompts"):
         bins: list[list[int]] = state_bins(state.cpu()).tolist()
     return bins

@@ -13,7 +13,7 @@ from policies.pretrained.flow_policy import FlowVLA
 from policies.pretrained.images import resize_with_pad
 from policies.pretrained.smolvla.config import SmolVLAConfig
 from policies.pretrained.smolvla.network import SmolVLANetwork
-from policies.pretrained.tokenizer import PromptTokenizer, pad_tokens, read_instructions
+from policies.pretrained.tokenizer import PromptTokenizer, read_prompts
 from sims.vector_env import Observation
 
 _VLM = "vlm_with_expert.vlm."
@@ -46,8 +46,11 @@ class SmolVLAPolicy(FlowVLA):
 
     def _prefix(self, obs: Observation) -> PrefixCache:
         """The instruction ends with a newline; images keep their aspect at the lower right of a black square."""
-        prompts = [self.tokenizer.ids(f"{text.rstrip()}\n") for text in read_instructions(obs)]
-        tokens, valid = pad_tokens(prompts, self.config.prompt_tokens, self.device)
+        length = self.config.prompt_tokens
+        tokens, valid = read_prompts(obs, self._prompts, length, self.device)
         side, shape = self.config.vision.image_size, obs.images.shape[:2]
         images = resize_with_pad(obs.images.flatten(0, 1), side, padding="left_top", antialias=False)
-        return self.network.prefix(images.unflatten(0, shape), tokens, valid)
+        return self.network.prefix(images.unflatten(0, shape), tokens, valid).padded(length - tokens.shape[1])
+
+    def _prompts(self, texts: list[str]) -> list[list[int]]:
+        return [self.tokenizer.ids(f"{text.rstrip()}\n") for text in texts]
