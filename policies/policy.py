@@ -351,7 +351,8 @@ P = TypeVar("P", bound=Policy)
 def set_frozen(policy: LikelihoodModel, frozen: Sequence[str]) -> None:
     """Freeze these parameter groups and train all others.
 
-    UserError for a name that the policy does not have, and where nothing is left to train.
+    UserError for a name that the policy does not have, where nothing is left to train, and where what would be trained
+    is stored in half precision, in which most updates are rounded away.
     """
     groups = policy.parameter_groups()
     for name in frozen:
@@ -362,6 +363,19 @@ def set_frozen(policy: LikelihoodModel, frozen: Sequence[str]) -> None:
             parameter.requires_grad_(name not in frozen)
     if not trained_parameters(policy):
         raise UserError(f"frozen: {', '.join(frozen)} are all parameter groups of this policy; leave one to be trained")
+    for name in half_precision_groups(policy):
+        if name not in frozen:
+            raise UserError(
+                f"frozen: the policy's {name} is stored in bfloat16 (policy.prefix_precision), where an update is too "
+                f"small to change most weights: freeze [{', '.join((*frozen, name))}], beside policy.lora where the "
+                "prefix is to be adapted, or convert the weights with policy.prefix_precision float32"
+            )
+
+
+def half_precision_groups(policy: LikelihoodModel) -> list[str]:
+    """The parameter groups that can only be frozen."""
+    groups = policy.parameter_groups().items()
+    return [name for name, parameters in groups if any(one.dtype != torch.float32 for one in parameters)]
 
 
 def trained_parameters(policy: LikelihoodModel) -> list[nn.Parameter]:

@@ -17,8 +17,11 @@ from vla_rl.bench.memory import training_memory
 from vla_rl.bench.policy import observations
 
 
-@pytest.mark.parametrize("frozen", [("encoder",), ()], ids=["expert", "all"])
-@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("frozen", "stored"),
+    [(("encoder",), "float32"), (("encoder",), "bfloat16"), ((), "float32")],
+    ids=["expert", "expert, half precision", "all"],
+)
 def test_weights_gradients_and_optimizer_are_predicted_to_the_byte(frozen: tuple[str, ...], stored: str) -> None:
     config = replace(toy("pi0", FlowSDEConfig(steps=3)), prefix_precision=stored)
     predicted = training_memory(config, frozen)

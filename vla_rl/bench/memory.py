@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from policies.compact_encoder import CompactEncoderConfig
 from policies.denoising.action_expert import ActionExpertConfig
-from policies.policy import Policy, set_frozen, trained_parameters
+from policies.policy import Policy, half_precision_groups, set_frozen, trained_parameters
 from policies.registry import DEFAULT_POLICY, build_policy
 from vla_rl.bench.example import EXAMPLE_ROBOT
 from vla_rl.bench.policy import observations, policy_config, update
@@ -61,10 +61,11 @@ def bench_memory(policy: str | None = None) -> list[Row]:
 
 
 def policy_memory(config: Any) -> list[Row]:
-    """Of training all of a policy, and of training it with a frozen encoder, without a device."""
+    """Of training all of a policy where that can be, and of training it with a frozen encoder, without a device."""
     policy = _on_meta(config)
     rows = [row("parameters", sum(parameter.numel() for parameter in policy.parameters()), "1")]
-    for frozen in ((), ("encoder",)) if "encoder" in policy.parameter_groups() else ((),):
+    all_trained: list[tuple[str, ...]] = [] if half_precision_groups(policy) else [()]
+    for frozen in [*all_trained, ("encoder",)] if "encoder" in policy.parameter_groups() else all_trained:
         set_frozen(policy, frozen)
         name = "encoder frozen" if frozen else "all trained"
         rows.append(row(f"{name}: trained parameters", sum(one.numel() for one in trained_parameters(policy)), "1"))

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from episodes.sampler import Targets
 from policies.device import CPU, make_generator
-from policies.policy import ActionSample, Policy, set_frozen
+from policies.policy import ActionSample, Policy, half_precision_groups, set_frozen
 from policies.registry import DEFAULT_POLICY, POLICIES, build_policy
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
@@ -90,17 +90,19 @@ def learning(policy: Policy, batch: int = BATCH) -> dict[str, Work]:
     def clone() -> None:
         policy.bc_loss(policy.encode(obs, state)[0], targets, generator).backward()
 
+    at_least = tuple(half_precision_groups(policy))
+    set_frozen(policy, at_least)
+
     def score(*, frozen: tuple[str, ...]) -> None:
         set_frozen(policy, frozen)
         with torch.no_grad():
             record = policy.store(context)
         policy.log_prob(policy.restore(record), sample.trace).sum().backward()
-        set_frozen(policy, ())
+        set_frozen(policy, at_least)
 
-    work: dict[str, Work] = {
-        "BC forward + backward": clone,
-        "PPO forward + backward": lambda: score(frozen=()),
-    }
+    work: dict[str, Work] = {"BC forward + backward": clone}
+    if not at_least:
+        work["PPO forward + backward"] = lambda: score(frozen=())
     if "encoder" in policy.parameter_groups():
         work["PPO, frozen encoder"] = lambda: score(frozen=("encoder",))
     return work

@@ -10,7 +10,7 @@ import torch
 
 from policies.audit import LogProbMismatch
 from policies.denoising.kernels import FlowSDEConfig
-from policies.policy import Policy, set_frozen
+from policies.policy import Policy, set_frozen, trained_parameters
 from policies.pretrained.decoder import DecoderConfig
 from policies.pretrained.flow_policy import cache_bytes
 from policies.pretrained.lora import LoRAConfig
@@ -18,6 +18,7 @@ from policies.pretrained.smolvla.network import CrossAttention
 from policies.pretrained.storage import StorageConfig
 from policies.pretrained.vision import VisionConfig
 from policies.registry import build_policy
+from sims.errors import UserError
 from sims.vector_env import Observation
 from tests.policies.encoding import encode
 from tests.policies.pretrained.toy import FLOW_POLICIES, OPENVLA, OPENVLA_OFT, toy
@@ -65,6 +66,18 @@ def test_what_smolvlas_expert_makes_of_a_bfloat16_prefix_is_float32() -> None:
     assert context.cache.keys_values.dtype == torch.bfloat16
     policy.sample(context, generator())
     assert set(seen) == {torch.float32}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_prefix_in_half_precision_is_not_trained_but_by_lora(name: str) -> None:
+    """Of its elements AdamW at the recipes' learning rate changed one in a hundred."""
+    policy = made(name, prefix_precision="bfloat16")
+    with pytest.raises(UserError, match=r"encoder is stored in bfloat16.*freeze \[encoder\]"):
+        set_frozen(policy, ())
+    set_frozen(policy, ("encoder",))
+    adapted = made(name, prefix_precision="bfloat16", lora=LoRAConfig(rank=2))
+    set_frozen(adapted, ("encoder",))
+    assert {parameter.dtype for parameter in trained_parameters(adapted)} == {torch.float32}
 
 
 @pytest.mark.parametrize("name", NAMES)
