@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -28,7 +29,7 @@ from vla_rl.report.comparison import unique_names
 from vla_rl.report.page import stage_seconds
 from vla_rl.report.pieces import duration
 from vla_rl.report.run_data import Rate, difference, read_run
-from vla_rl.report.svg import Line, line_chart, smooth, ticks
+from vla_rl.report.svg import Line, line_chart, smooth, stacked_area, thinned, ticks
 from vla_rl.report.table import comparison, group_rows, print_bench, print_comparison, print_evaluation, print_runs
 from vla_rl.runners.evaluate import EpisodeResults
 from vla_rl.runs.listing import list_runs, summarize
@@ -422,6 +423,30 @@ def test_smoothing_keeps_a_straight_line_and_averages_noise():
     line = [(float(i), 2.0 * i) for i in range(9)]
     assert smooth(line, 3)[1:-1] == line[1:-1]
     assert smooth([(0, 0.0), (1, 3.0), (2, 0.0)], 3)[1] == (1, 1.0)
+
+
+def test_smoothing_is_the_mean_of_the_points_around():
+    noise = random.Random(0)
+    points = [(float(i), noise.gauss(0.0, 1.0)) for i in range(5_000)]
+    averages = smooth(points, 401)
+    for i in (0, 150, 200, 2_500, 4_999):
+        near = [y for _, y in points[max(0, i - 200) : i + 201]]
+        assert averages[i] == (float(i), pytest.approx(sum(near) / len(near), abs=1e-9))
+
+
+def test_a_long_curve_is_drawn_in_as_many_points_as_the_chart_is_wide_and_keeps_its_peaks():
+    values = [0.5] * 100_000
+    values[77_777], values[77_779] = 1.0, 0.0
+    points = thinned([(float(i), value) for i, value in enumerate(values)])
+    assert len(points) <= 2 * 480 and {(77_777.0, 1.0), (77_779.0, 0.0)} <= set(points)
+    assert [x for x, _ in points] == sorted(x for x, _ in points)
+    assert thinned(points[:480]) == points[:480]
+
+
+def test_the_charts_of_a_long_run_are_small():
+    seconds = {name: [(float(i), 1.0) for i in range(100_000)] for name in ("collect", "update")}
+    area = stacked_area(seconds, title="t")
+    assert len(area) < 60_000 and "collect: 1 s per iteration on average" in area and "on average 2 s" in area
 
 
 def test_points_are_drawn_at_their_coordinates():

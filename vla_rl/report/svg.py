@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import accumulate
+from statistics import fmean
 
 from vla_rl.report.run_data import Points, Rate
 
@@ -72,11 +74,25 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 def smooth(points: Points, window: int) -> Points:
     """Moving average over ``window`` points, centered and narrower at the ends."""
     half = window // 2
+    sums = list(accumulate((y for _, y in points), initial=0.0))
     out = []
     for i, (x, _) in enumerate(points):
-        near = [y for _, y in points[max(0, i - half) : i + half + 1]]
-        out.append((x, sum(near) / len(near)))
+        first, end = max(0, i - half), min(len(points), i + half + 1)
+        out.append((x, (sums[end] - sums[first]) / (end - first)))
     return out
+
+
+def thinned(points: Points) -> Points:
+    """A long curve in about as many points as the chart is wide: the lowest and the highest of each part, in order."""
+    size = math.ceil(2 * len(points) / WIDTH)
+    if size <= 2:
+        return points
+    kept: list[tuple[float, float]] = []
+    for start in range(0, len(points), size):
+        part = range(start, min(start + size, len(points)))
+        ends = {min(part, key=lambda i: points[i][1]), max(part, key=lambda i: points[i][1])}
+        kept += [points[i] for i in sorted(ends)]
+    return kept
 
 
 def line_chart(
@@ -98,6 +114,8 @@ def line_chart(
 
 def stacked_area(layers: Mapping[str, Points], *, title: str) -> str:
     """Seconds per iteration, stacked; every layer has the same iterations."""
+    averages = {name: fmean(value for _, value in points) for name, points in layers.items()}
+    layers = {name: _in_parts(points) for name, points in layers.items()}
     xs = [x for x, _ in next(iter(layers.values()))]
     totals = [sum(points[i][1] for points in layers.values()) for i in range(len(xs))]
     axes = Axes(x=(min(xs), max(xs)), y=(0.0, max(totals) * 1.05 or 1.0), format_y=lambda value: f"{number(value)} s")
@@ -107,14 +125,20 @@ def stacked_area(layers: Mapping[str, Points], *, title: str) -> str:
         top = [below + value for below, (_, value) in zip(base, points, strict=True)]
         outline = [(x, value) for x, value in zip(xs, top, strict=True)]
         outline += [(x, value) for x, value in zip(reversed(xs), reversed(base), strict=True)]
-        mean = sum(value for _, value in points) / len(points)
         parts.append(
             f'<path class="area f{color}" d="{_path(axes, outline)}Z"><title>{escape(name)}: '
-            f"{number(mean)} s per iteration on average</title></path>"
+            f"{number(averages[name])} s per iteration on average</title></path>"
         )
         base = top
-    description = f"on average {number(sum(totals) / len(totals))} s per iteration"
+    description = f"on average {number(sum(averages.values()))} s per iteration"
     return _svg(_grid(axes) + "".join(parts), axes, title=title, description=description)
+
+
+def _in_parts(points: Points) -> Points:
+    """A long curve in at most as many points as the chart is wide: the mean of each part."""
+    size = math.ceil(len(points) / WIDTH)
+    parts = (points[start : start + size] for start in range(0, len(points), size))
+    return [(fmean(x for x, _ in part), fmean(y for _, y in part)) for part in parts]
 
 
 def interval_chart(rows: Mapping[str, Mapping[str, Rate]], *, title: str, colors: Mapping[str, int]) -> str:
@@ -187,7 +211,7 @@ def _path(axes: Axes, points: Points) -> str:
 
 def _line(axes: Axes, line: Line) -> str:
     css = f"line s{line.color}" + (" faint" if line.faint else "")
-    parts = [f'<path class="{css}" d="{_path(axes, line.points)}"/>'] if len(line.points) > 1 else []
+    parts = [f'<path class="{css}" d="{_path(axes, thinned(line.points))}"/>'] if len(line.points) > 1 else []
     if line.interval or len(line.points) == 1:
         intervals = line.interval or [(y, y) for _, y in line.points]
         for (x, y), (low, high) in zip(line.points, intervals, strict=True):
