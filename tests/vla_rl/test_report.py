@@ -446,6 +446,11 @@ def test_a_long_curve_is_drawn_in_as_many_points_as_the_chart_is_wide_and_keeps_
 def test_the_charts_of_a_long_run_are_small():
     seconds = {name: [(float(i), 1.0) for i in range(100_000)] for name in ("collect", "update")}
     area = stacked_area(seconds, title="t")
+    checked = [(float(i), 0.5) for i in range(1, 2_001)]
+    line = Line(label="validation", points=checked, color=0, interval=[(0.4, 0.6)] * len(checked))
+    assert "circle" not in line_chart([line], title="t")
+    few = Line(label="validation", points=checked[:20], color=0, interval=[(0.4, 0.6)] * 20)
+    assert line_chart([few], title="t").count("circle") == 20
     assert len(area) < 60_000 and "collect: 1 s per iteration on average" in area and "on average 2 s" in area
 
 

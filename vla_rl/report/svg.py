@@ -13,12 +13,14 @@ from vla_rl.report.run_data import Points, Rate
 
 WIDTH, HEIGHT = 480, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 38
+MARKERS = 60  # of a line; more would cover it
 Format = Callable[[float], str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """``color``: index into the page's palette. ``interval``: (low, high) per point, drawn as whiskers on markers.
+    """``color``: index into the page's palette. ``interval``: (low, high) per point, drawn as whiskers on markers where
+    these are few.
 
     ``faint`` marks a raw series behind its own moving average.
     """
@@ -212,7 +214,7 @@ def _path(axes: Axes, points: Points) -> str:
 def _line(axes: Axes, line: Line) -> str:
     css = f"line s{line.color}" + (" faint" if line.faint else "")
     parts = [f'<path class="{css}" d="{_path(axes, thinned(line.points))}"/>'] if len(line.points) > 1 else []
-    if line.interval or len(line.points) == 1:
+    if (line.interval and len(line.points) <= MARKERS) or len(line.points) == 1:
         intervals = line.interval or [(y, y) for _, y in line.points]
         for (x, y), (low, high) in zip(line.points, intervals, strict=True):
             text = (
@@ -239,7 +241,8 @@ def _grid(axes: Axes, marks: Sequence[tuple[float, str]] | None = None) -> str:
             f'<text class="tick" x="{axes.left - 7}" y="{y + 4:.1f}" text-anchor="end">{axes.format_y(value)}</text>'
         )
     parts += [
-        f'<text class="tick" x="{axes.at_x(value):.1f}" y="{bottom + 17}" text-anchor="middle">{escape(text)}</text>'
+        f'<text class="tick" x="{axes.at_x(value):.1f}" y="{bottom + 17}" '
+        f'text-anchor="{"middle" if axes.at_x(value) < right or len(text) < 4 else "end"}">{escape(text)}</text>'
         for value, text in marks
     ]
     parts.append(f'<text class="tick" x="{right}" y="{bottom + 33}" text-anchor="end">{escape(axes.x_label)}</text>')
