@@ -2,6 +2,7 @@
 
 import dataclasses
 import multiprocessing
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +340,28 @@ def test_images_are_held_once_as_bytes_and_not_at_all_where_the_encoder_is_froze
     frame = 32 * 32 * 3
     assert frame < sizes["frames"] < frame + 700
     assert sizes["features"] < 4 * (32 * 3 + 2 * 16) + 200
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32])
+def test_memory_is_taken_as_entries_are_written(dtype: torch.dtype) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    before = resident()
+    replay = empty_replay(StateContext(state=torch.zeros(1, 2**20, dtype=dtype)), capacity=1_000)
+    assert replay.nbytes >= 1_000 * 2**20 * dtype.itemsize and resident() - before < 100 * 2**20
+    assert not replay.entries().inputs[[0, 999]].state.any()  # type: ignore[attr-defined]
+
+
+def test_a_replay_that_the_machine_cannot_hold_is_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"a replay of 1,000,000,000 entries takes \d+\.\d GB.*lower algorithm.capacity"
+    ):
+        empty_replay(StateContext(state=torch.zeros(1, 10_000)), capacity=10**9)
+
+
+def empty_replay(example: StateContext, *, capacity: int) -> Replay:
+    return Replay(example, (1, 1), streams=1, capacity=capacity, gamma=0.9, seed=0, device=torch.device("cpu"))
 
 
 def test_longer_instructions_widen_what_is_held() -> None:

@@ -16,8 +16,10 @@ known.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -93,7 +95,8 @@ class Replay:
     """``streams`` rings that hold ``capacity`` entries together.
 
     ``example``: a stored record of any number of observations, for the shapes. ``device``: of the windows that are
-    drawn. ``state_dict`` holds the entries and the generator: after a resume the same windows are drawn.
+    drawn. ``state_dict`` holds the entries and the generator: after a resume the same windows are drawn. Memory is
+    taken as entries are written; UserError where the machine has too little for all of them.
     """
 
     def __init__(
@@ -111,8 +114,9 @@ class Replay:
         self.count = np.zeros(streams, dtype=np.int64)  # entries ever written to each stream
         self.rng = np.random.default_rng(seed)
         total = streams * self.length
+        _check_memory(example, total)
         self._entries = Entries(
-            inputs=example.map(lambda tensor: torch.zeros(total, *tensor.shape[1:], dtype=tensor.dtype)),
+            inputs=example.map(lambda tensor: _zeros((total, *tensor.shape[1:]), tensor.dtype)),
             action=torch.zeros(total, *action_shape),
             reward=torch.zeros(total),
             num_executed=torch.zeros(total, dtype=torch.int64),
@@ -347,3 +351,24 @@ class Replay:
         self._entries, self.count = self._entries.map(put), np.asarray(state["count"]).copy()
         self._index()
         self.rng.bit_generator.state = state["generator"]
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Memory that the system provides where it is written (calloc); ``torch.zeros`` writes all of it."""
+    numbers = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(numbers).view(dtype).view(*shape)
+
+
+def _check_memory(example: TensorDataclass, entries: int) -> None:
+    """Where the system tells what is free."""
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return
+    needed = entries * sum(tensor[:1].nbytes for tensor in example.tensors())
+    lines = meminfo.read_text(encoding="utf-8").splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    if needed > free:
+        raise UserError(
+            f"a replay of {entries:,} entries takes {needed / 1e9:.1f} GB when it is full, and {free / 1e9:.1f} GB of "
+            "memory are free: lower algorithm.capacity"
+        )
