@@ -162,6 +162,8 @@ def write_hashed(path: Path, manifest: bytes, *, kind: str, sha256: str, tensors
 
 def read_bundle_info(path: Path) -> BundleInfo:
     """The manifest alone. Raises BundleError."""
+    if path.is_file():
+        raise BundleError(f"{path} is a file; a bundle is the folder that holds it: name {path.parent}")
     if not (path / MANIFEST).is_file():
         inside = f"; name {path / 'bundle'}" if (path / "bundle" / MANIFEST).is_file() else ""
         raise BundleError(f"{path} is not a bundle: it has no {MANIFEST}{inside}")

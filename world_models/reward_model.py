@@ -149,6 +149,6 @@ def takes_encoder(policy: object, config: RewardModelConfig) -> TypeGuard[HasCom
     if config.frozen_encoder and not same:
         raise ValueError(
             "frozen_encoder needs a policy with a compact encoder of the same settings, whose weights it keeps; "
-            "set encoder to the policy's, or frozen_encoder to false"
+            "give it (vla-rl world-model fit --policy BUNDLE), set encoder to its settings, or frozen_encoder to false"
         )
     return same

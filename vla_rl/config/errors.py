@@ -109,8 +109,13 @@ def _nearest_key(keys: Keys, owner: type | None, cls: type) -> str:
         return near
     elsewhere = [field.path for field in config_fields(cls) if field.name == keys[-1]]
     if elsewhere and ".".join(keys) not in elsewhere:  # a setting of another choice for this section
-        return f"; did you mean '{elsewhere[0]}'?"
+        return f"; did you mean '{max(elsewhere, key=lambda path: _shared(keys, path.split('.')))}'?"
     return f"; allowed here: {', '.join(sorted(names))}"
+
+
+def _shared(keys: Sequence[str], others: Sequence[str]) -> int:
+    """How many of the first keys are the same."""
+    return next((i for i, (one, other) in enumerate(zip(keys, others, strict=False)) if one != other), len(keys))
 
 
 def _nearest(got: str, allowed: Sequence[str]) -> str:

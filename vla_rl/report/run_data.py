@@ -110,7 +110,8 @@ def series(records: Sequence[Mapping[str, Any]], name: str) -> Points:
 def read_run(path: Path) -> RunData:
     """Raises UserError if ``path`` is not the folder of a run, or where a file in it is damaged."""
     if not (path / "config.yaml").is_file() and not (path / "metrics.jsonl").is_file():
-        raise UserError(f"{path} is not the folder of a run: it has neither config.yaml nor metrics.jsonl")
+        why = "it has neither config.yaml nor metrics.jsonl" if path.is_dir() else "there is no such folder"
+        raise UserError(f"{path} is not the folder of a run: {why}")
     return RunData(
         name=path.resolve().name,
         path=path,

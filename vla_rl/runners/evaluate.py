@@ -360,4 +360,6 @@ def locate(path: Path) -> tuple[Path, Path]:
         raise UserError(f"{path} has no bundle yet; go on with: vla-rl train ... --run-dir {path} --resume")
     if (run := run_of(path)) is not None:
         return run, path
+    if not path.exists():
+        raise UserError(f"{path} does not exist; it should be a run folder or a bundle")
     raise UserError(f"{path} is neither a run folder nor a bundle inside one; for any other bundle give --sim CONFIG")

@@ -258,7 +258,8 @@ def run_of(path: Path) -> Path | None:
 def load_experiment(directory: Path) -> Experiment:
     """The resolved configuration of a run's folder."""
     if not (directory / CONFIG_FILE).exists():
-        raise UserError(f"{directory} is not the folder of a run: it has no {CONFIG_FILE}")
+        why = f"it has no {CONFIG_FILE}" if directory.is_dir() else "there is no such folder"
+        raise UserError(f"{directory} is not the folder of a run: {why}")
     return load_config(Experiment, directory / CONFIG_FILE)
 
 
