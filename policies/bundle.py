@@ -162,11 +162,11 @@ def write_hashed(path: Path, manifest: bytes, *, kind: str, sha256: str, tensors
 
 def read_bundle_info(path: Path) -> BundleInfo:
     """The manifest alone. Raises BundleError."""
-    if path.is_file():
-        raise BundleError(f"{path} is a file; a bundle is the folder that holds it: name {path.parent}")
     if not (path / MANIFEST).is_file():
-        inside = f"; name {path / 'bundle'}" if (path / "bundle" / MANIFEST).is_file() else ""
-        raise BundleError(f"{path} is not a bundle: it has no {MANIFEST}{inside}")
+        near = (path / "bundle", path.parent / "imitation" / "bundle", path.parent)  # of a run, of one under way
+        named = next((f"; name {other}" for other in near if (other / MANIFEST).is_file()), "")
+        why = "it is a file" if path.is_file() else f"it has no {MANIFEST}"
+        raise BundleError(f"{path} is not a bundle: {why}{named}")
     return read_manifest(path / MANIFEST, BundleInfo, format=FORMAT, again="Train it again", error_class=BundleError)
 
 

@@ -124,7 +124,7 @@ def test_without_corrections_there_is_nothing_to_learn(tmp_path: Path):
     with pytest.raises(UserError, match="make corrections with: vla-rl correct"):
         next(learn(tmp_path, CONFIG, watch=False))
     write_bundle(tmp_path / "bundle")
-    with pytest.raises(UserError, match="no successful episode that a person corrected"):
+    with pytest.raises(UserError, match="no successful episode that a person corrected; make corrections with: vla-rl"):
         next(learn(tmp_path, CONFIG, watch=False))
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -55,6 +56,19 @@ def observe():
         state=torch.randn(3, 5, generator=generator),
         instruction=encode_instructions(["pick", "push the red block", ""]),
     )
+
+
+def test_a_bundle_that_is_nearby_is_named(tmp_path):
+    run = tmp_path / "run"
+    cloned = save_bundle(build(CONFIGS["gaussian"]), run / "imitation" / "bundle", provenance=Provenance())
+    for given, named in (
+        (run / "bundle", run / "imitation" / "bundle"),
+        (run / "imitation", run / "imitation" / "bundle"),
+        (run / "imitation" / "bundle" / "bundle.json", run / "imitation" / "bundle"),
+    ):
+        with pytest.raises(BundleError, match=rf"name {re.escape(str(named))}$"):
+            read_bundle_info(given)
+    assert read_bundle_info(run / "imitation" / "bundle") == cloned
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

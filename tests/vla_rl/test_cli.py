@@ -91,7 +91,7 @@ def test_help_imports_nothing_heavy():
         (("init", "torch"), "an installed package is called torch, which this one would hide; choose another name"),
         (("report", "nothing-here"), "nothing-here is not the folder of a run: there is no such folder"),
         (("eval", "nothing-here"), "nothing-here does not exist; it should be a run folder or a bundle"),
-        (("serve", "README.md"), "README.md is a file; a bundle is the folder that holds it: name ."),
+        (("serve", "README.md"), "README.md is not a bundle: it is a file"),
         (("train", "quickstart", "--distillation.steps", "5"), "did you mean 'distillation.fit.steps'?"),
         (("sweep", "quickstart_short"), "no sweep quickstart_short comes with vla-rl; name a file that says which"),
         (("compare", "nothing-here"), "compare needs two or more run folders"),

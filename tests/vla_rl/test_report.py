@@ -232,6 +232,16 @@ def test_the_list_of_runs_shows_whole_paths_where_there_is_little_room(tmp_path:
     assert "".join(line[:column].strip() for line in lines) == "".join(run.path for run in runs)
 
 
+def test_the_list_of_runs_says_where_its_success_is_that_of_a_validation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    stopped = make_run(tmp_path / "stopped", videos=False)
+    (stopped / "result.json").unlink()
+    print_runs([summarize(make_run(tmp_path / "finished", videos=False)), summarize(stopped)])
+    _, finished, under_way = capsys.readouterr().out.splitlines()
+    assert "% (validation)" in under_way and "validation" not in finished
+
+
 def test_the_list_of_runs_is_a_line_per_run_in_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     runs = [summarize(make_run(tmp_path / "a_long_name_of_a_folder" / f"seed_{i}", videos=False)) for i in range(2)]
     print_runs(runs)

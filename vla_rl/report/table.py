@@ -48,6 +48,8 @@ def print_runs(runs: Sequence[RunSummary], console: Console | None = None) -> No
     table = Table(Column("run", overflow="fold"), *columns, box=None, pad_edge=False)
     for run in runs:
         success = "" if run.success is None else _percent(run.success)
+        if success and run.state != "finished":
+            success += " (validation)"
         cells = (escape(run.path), run.state, run.stage, str(run.iterations), success)
         table.add_row(*cells, f"{duration(run.age_s)} ago", f"{run.bytes / 1e6:.1f}")
     console = console or for_stdout()

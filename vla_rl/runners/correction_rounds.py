@@ -92,7 +92,8 @@ def _rounds(folder: Path, config: CorrectionsConfig, *, watch: bool) -> Iterator
             yield learn_round(folder, config)
         elif not watch:
             who = "that a person corrected" if actors == ("human",) else f"of {' or '.join(actors)}"
-            raise UserError(f"{folder / EPISODES} has no successful episode {who}")
+            what = f"{folder / EPISODES} has no successful episode {who}"
+            raise UserError(f"{what}; make corrections with: vla-rl correct BUNDLE --out {folder}")
         if not watch:
             return
         threading.Event().wait(POLL_S)
