@@ -60,7 +60,7 @@ def observe():
 
 def test_a_bundle_that_is_nearby_is_named(tmp_path):
     run = tmp_path / "run"
-    cloned = save_bundle(build(CONFIGS["gaussian"]), run / "imitation" / "bundle", provenance=Provenance())
+    cloned = save_bundle(build(), run / "imitation" / "bundle", provenance=Provenance())
     for given, named in (
         (run / "bundle", run / "imitation" / "bundle"),
         (run / "imitation", run / "imitation" / "bundle"),

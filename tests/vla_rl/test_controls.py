@@ -98,6 +98,10 @@ def test_a_control_that_would_change_nothing_says_why() -> None:
     assert why_not("shuffled_instruction", env, two) == ""  # not in the same batch of environments, at first
     assert why_not("shuffled_instruction", PointEnv(num_envs=1), two) == ""
     assert not any(why_not(control, env, one) for control in CONTROLS if control.startswith("blank"))
+    env.spec = dataclasses.replace(env.spec, cameras=())
+    assert [control for control in CONTROLS if why_not(control, env, two) == "no camera"] == [
+        "blank_images", "swapped_cameras",
+    ]  # fmt: skip
 
 
 class LiberoStarts(EnvWrapper):

@@ -90,7 +90,8 @@ def _message(detail: ErrorDetails, keys: Keys, annotation: Any) -> str:
             return f"'{dotted}': {detail['ctx']['error']}" if keys else str(detail["ctx"]["error"])
         case "union_tag_invalid":
             name, expected = detail["ctx"]["tag"], detail["ctx"]["expected_tags"].replace("'", "")
-            return f"'{dotted}.name' must be one of {expected}, got '{name}'{_nearest(name, expected.split(', '))}"
+            hint = _nearest(name, expected.split(", ")) or "; one of another package is known once that is installed"
+            return f"'{dotted}.name' must be one of {expected}, got '{name}'{hint}"
         case "union_tag_not_found":
             return f"'{dotted}.name' is required: it selects the variant of the section"
     words = "a section" if variants(annotation) else allowed(annotation)

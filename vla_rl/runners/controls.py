@@ -35,6 +35,8 @@ def why_not(control: Control, env: VectorEnv, starts: Sequence[StartState]) -> s
     """Why ``control`` would change nothing in the episodes of ``starts``; "" where it changes something."""
     if control == "swapped_cameras" and len(env.spec.cameras) < 2:
         return "one camera" if env.spec.cameras else "no camera"
+    if control == "blank_images" and not env.spec.cameras:
+        return "no camera"
     if control == "shuffled_instruction":
         instructions = _instructions(env, starts)
         first = next(instructions, None)
