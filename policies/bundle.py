@@ -188,8 +188,11 @@ def read_manifest(path: Path, cls: type[M], *, format: int, again: str, error_cl
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:])
-        problem = "unknown key" if first["type"] == "unexpected_keyword_argument" else first["msg"]
-        raise error_class(f"{path}: {where}: {problem}, got {first['input']!r}") from None
+        if first["type"] == "unexpected_keyword_argument":
+            problem = f"unknown key, got {first['input']!r}; another version of vla-rl may have written it"
+        else:
+            problem = f"{first['msg']}, got {first['input']!r}"
+        raise error_class(f"{path}: {where}: {problem}") from None
     except ValueError as error:
         raise error_class(f"{path}: {error}") from None
 

@@ -1,5 +1,6 @@
 """What the controls of an evaluation change, and intervals over seeds."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 

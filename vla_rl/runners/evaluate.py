@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from policies.bundle import load_bundle, read_bundle_info
+from policies.bundle import MANIFEST, load_bundle, read_bundle_info
 from policies.device import Device, make_generator
 from policies.policy import Policy, RobotSpec
 from sims.chunk import step_chunk
@@ -362,4 +362,6 @@ def locate(path: Path) -> tuple[Path, Path]:
         return run, path
     if not path.exists():
         raise UserError(f"{path} does not exist; it should be a run folder or a bundle")
+    if (path / MANIFEST).exists():
+        raise UserError(f"{path} is a bundle outside of a run: say where to evaluate it with --sim CONFIG")
     raise UserError(f"{path} is neither a run folder nor a bundle inside one; for any other bundle give --sim CONFIG")
