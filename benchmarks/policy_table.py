@@ -87,7 +87,7 @@ def served(policy: Policy) -> None:
         method="replace",
         leftover=np.zeros((0, robot.action_dim), np.float32),
         delay=0,
-        execute_steps=1,
+        execute_steps=policy.spec.action_horizon,
     )
     backend.act(request, backend.initial_state())
 

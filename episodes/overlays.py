@@ -1,9 +1,10 @@
 """Labels on episodes: append-only JSON lines beside the immutable episode files; the latest value of a key counts.
 
-The store uses six keys: ``deleted`` hides the episode, ``success`` replaces the recorded success, ``trim`` and
+The store uses seven keys: ``deleted`` hides the episode, ``success`` replaces the recorded success, ``trim`` and
 ``split`` cut it (cuts.py); with ``outcome`` "abort" or ``rewound_at``, and without ``success``, it is no success,
 whatever was recorded (``outcome_unknown``). ``success_from`` is a recorded control step, from which on observations
-show success (outcomes/success.py). A label of null takes the key away, so that what was recorded counts again.
+show success (outcomes/success.py); ``recording`` is the digest of what ``compact`` removed. A label of null takes the
+key away, so that what was recorded counts again.
 Labels of a part count until the split that made it is taken back; split again, the new part has the id, but not them.
 """
 
@@ -18,7 +19,7 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -31,6 +32,7 @@ LABELS_NAME = "labels.jsonl"
 DELETED, SUCCESS, SUCCESS_FROM = "deleted", "success", "success_from"
 TRIM, SPLIT = "trim", "split"
 OUTCOME, ABORT, REWOUND_AT = "outcome", "abort", "rewound_at"
+RECORDING = "recording"
 
 LabelValue = bool | int | float | str
 EpisodeOutcome = Literal["success", "failure", "unknown"]
@@ -92,14 +94,16 @@ def append_label(folder: Path, *, episode: str, key: str, value: LabelValue | No
 def append_changes(folder: Path, changes: Iterable[LabelChange]) -> None:
     """Append changes that were made in another folder, but for those that are here already.
 
-    An undo takes back the line here that is its ``undone``; where there is none, it counts as a label.
+    Left out is also what a later one of ``changes``, of the same label, has overruled there and is here: behind that,
+    it would count again. An undo takes back the line here that is its ``undone``; where there is none, it counts as a
+    label.
     """
     with _locked(folder) as file:
         here = [(i, change) for i, change in _changes(folder) if change is not None]
         known = {_moved(change) for _, change in here}
         labels = {_moved(change): i for i, change in here if change.undoes is None}
         number = len(_lines(folder))
-        for change in changes:
+        for change in _standing(list(changes), known):
             moved = _moved(change)
             if moved in known:
                 continue
@@ -109,6 +113,18 @@ def append_changes(folder: Path, changes: Iterable[LabelChange]) -> None:
             if undoes is None:
                 labels[moved] = number
             number += 1
+
+
+def _standing(changes: Sequence[LabelChange], known: Collection[LabelChange]) -> list[LabelChange]:
+    """Without those that come before a known one of the same label."""
+    standing, settled = [], set()
+    for change in reversed(changes):
+        label = (change.episode, change.key)
+        if label not in settled:
+            standing.append(change)
+        if _moved(change) in known:
+            settled.add(label)
+    return standing[::-1]
 
 
 def _moved(change: LabelChange) -> LabelChange:

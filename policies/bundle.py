@@ -68,6 +68,12 @@ class BundleInfo:
         """Name of the weights' file."""
         return tensors_name(self.sha256)
 
+    @property
+    def whole_sha256(self) -> str:
+        """Of everything that acts: the weights, and the configuration and robot, which may be changed in the file."""
+        acting = {"weights": self.sha256, "config": asdict(self.config), "robot": asdict(self.robot)}
+        return hashlib.sha256(json.dumps(acting, sort_keys=True).encode()).hexdigest()
+
 
 def tensors_name(sha256: str) -> str:
     """Of the weights' file in a bundle whose tensors have this hash."""

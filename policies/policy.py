@@ -153,6 +153,11 @@ class Policy(OnDevice, ABC, Generic[C, T]):
         """Memory at an episode's start, one entry per environment: observation history, queues, recurrent state."""
         return Stateless()
 
+    @property
+    def remembers_decisions(self) -> bool:
+        """Whether an action depends on earlier decisions, which are ``spec.action_horizon`` control steps apart."""
+        return not isinstance(self.initial_state(1), Stateless)
+
     @abstractmethod
     def encode(self, obs: Observation, state: TensorDataclass) -> tuple[C, TensorDataclass]:
         """Context of ``obs`` [B], and the memory after it. Once per observation; differentiable.

@@ -40,6 +40,10 @@ class InBaseContext(OnBase[C, T]):
     def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
         self.base.fit_normalizer(state, action)
 
+    @property
+    def remembers_decisions(self) -> bool:
+        return self.base.remembers_decisions
+
     def initial_state(self, num_envs: int) -> TensorDataclass:
         return self.base.initial_state(num_envs)
 

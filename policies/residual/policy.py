@@ -215,6 +215,12 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
             used=torch.full((num_envs,), spec.action_horizon, device=device),
         )
 
+    @property
+    def remembers_decisions(self) -> bool:
+        """The base does, or what is left of its chunk is used later."""
+        goes_on = self.residual_config.around == "base" and self.spec.action_horizon < self.base.spec.action_horizon
+        return goes_on or self.base.remembers_decisions
+
     def encode(self, obs: Observation, state: TensorDataclass) -> tuple[ResidualContext, BasePlan]:
         """Where its chunk is used up, the base observes and plans; only then its own memory moves on."""
         assert isinstance(state, BasePlan)

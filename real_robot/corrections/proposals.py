@@ -11,6 +11,7 @@ from real_robot.corrections.plan import Plan
 from real_robot.corrections.simulated_arm import SimulatedArm
 from real_robot.serving.backends import ChunkBackend
 from real_robot.serving.protocol import ActRequest
+from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import VectorEnv
 
@@ -21,6 +22,15 @@ class Proposals:
     def __init__(self, env: VectorEnv, arm: ArmEnv | SimulatedArm, *, execute_steps: int | None) -> None:
         self._env, self._arm, self._execute_steps = env, arm, execute_steps
         self.plan = Plan(env.spec.action_dim)
+
+    def check(self, backend: ChunkBackend) -> None:
+        """UserError where ``execute_steps`` does not fit a policy that remembers its decisions."""
+        horizon = backend.hello.action_horizon
+        if backend.remembers_decisions and (self._execute_steps or horizon) < horizon:
+            raise UserError(
+                f"control.execute_steps is {self._execute_steps}, but the policy remembers its decisions, which were "
+                f"{horizon} control steps apart in its training: leave it out"
+            )
 
     def begin(self, attempt: Attempt, backend: ChunkBackend, memory: TensorDataclass) -> None:
         """The environment stands before step ``attempt.length``, at rest; ``memory``: of the policy."""

@@ -93,6 +93,7 @@ class CorrectionSession:
         self.reason, self.outcome = "", ""
         self.paused = ""  # why no episode may begin, if so
         self.number = 0  # of the episode since the start
+        self._proposals.check(versions.current)
         self.last_episode: str | None = None  # id in the store
         self.next_episode(person="the server", drive=True)
 

@@ -32,6 +32,7 @@ class ChunkBackend(ABC):
     """
 
     methods: tuple[ChunkingMethod, ...] = ("prefix", "replace", "ensemble", "queue")
+    remembers_decisions = False  # of ``Policy``
 
     def __init__(self, hello: Hello, *, seed: int, device: torch.device | str = "cpu") -> None:
         self.hello = hello
@@ -105,6 +106,13 @@ class ChunkBackend(ABC):
             )
         if request.method not in self.methods:
             raise ValueError(f"this policy does not offer {request.method!r}; use one of {', '.join(self.methods)}")
+        horizon = hello.action_horizon
+        if self.remembers_decisions and request.method != "queue" and request.execute_steps != horizon:
+            raise ValueError(
+                f"this policy remembers its decisions, which were {horizon} control steps apart in its training, and "
+                f"execute_steps is {request.execute_steps}: set control.chunking.method: queue, with max_delay as low "
+                f"as inference allows, or execute_steps {horizon}"
+            )
         if request.method == "prefix" and request.delay > hello.max_prefix:
             raise ValueError(
                 f"a prefix of {request.delay} actions was sent, this policy was trained with at most "
@@ -131,6 +139,7 @@ class PolicyBackend(ChunkBackend):
         super().__init__(describe(policy.spec, fingerprint=fingerprint), seed=seed, device=policy.device)
         self._policy = policy.eval()
         self._noise_shape = policy.spec.noise_shape
+        self.remembers_decisions = policy.remembers_decisions
         self._guided = policy if isinstance(policy, GuidedPolicy) and policy.can_guide else None
         if self._guided is not None:
             self.methods = (*self.methods, "guided", "jacobian_free")

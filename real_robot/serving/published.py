@@ -63,7 +63,7 @@ class PublishedVersions:
         """SHA-256 of the version to serve, which is kept, as are those ``in_use``. Raises BundleError if there is none.
 
         Never of one that was rolled back: where such a bundle was put there again, the newest other one replaces it.
-        An older one that was put there again is the newest.
+        An older one that was put there again is the newest. Settings that were changed there are kept as well.
         """
         with self._changing():
             sha256 = read_bundle_info(self._live).sha256
@@ -74,6 +74,7 @@ class PublishedVersions:
                 self._keep(sha256, in_use)
                 self._move_to_end(sha256)
                 self._write()
+            self._take_settings(sha256)
             return sha256
 
     @contextlib.contextmanager
@@ -162,6 +163,12 @@ class PublishedVersions:
         for old in self.order:
             if old not in (sha256, *newest, *in_use):
                 shutil.rmtree(self.folder(old), ignore_errors=True)
+
+    def _take_settings(self, sha256: str) -> None:
+        """Those that were changed in the bundle since this version, which has its weights, was kept."""
+        manifest, kept = (self._live / MANIFEST).read_bytes(), self.folder(sha256) / MANIFEST
+        if json.loads(manifest)["sha256"] == sha256 and kept.exists() and kept.read_bytes() != manifest:
+            write_atomically(kept, manifest)
 
     def _write(self) -> None:
         state = {"order": self.order, "rolled_back": self.rolled_back}

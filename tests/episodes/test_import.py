@@ -23,7 +23,7 @@ from pyarrow import parquet
 from episodes.formats.importer import import_episodes
 from episodes.formats.recording import ImportMapping
 from episodes.formats.success import parse_success
-from episodes.maintenance import merge
+from episodes.maintenance import compact, merge
 from episodes.schema import Episode, EpisodeError
 from episodes.store import EpisodeStore
 
@@ -242,6 +242,17 @@ def test_seeds_of_several_imports_into_one_store_differ(tmp_path: Path) -> None:
     assert sorted(entry.seed for entry in store.select()) == [0, 1, 2, 3]
 
 
+def test_seeds_differ_where_an_episode_was_left_out(tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path / "store", create=True)
+    mapping = ImportMapping(state=("robot0_eef_pos",), instruction="lift")
+    for name, factor in (("a.hdf5", 5.0), ("b.hdf5", 0.5)):
+        with h5py.File(robomimic(tmp_path / name), "a") as file:
+            for demo in list(file["data"].values())[: 1 if factor > 1 else 2]:  # 5: not within the limits
+                demo["actions"][:] = factor * demo["actions"][:]
+        import_episodes(tmp_path / name, store, mapping, skip_bad=True)
+    assert len({entry.seed for entry in store.select()}) == len(store.select()) == 3
+
+
 def test_importing_again_adds_only_what_is_new(tmp_path: Path) -> None:
     source, store = robomimic(tmp_path / "low_dim.hdf5"), EpisodeStore(tmp_path / "store", create=True)
     mapping = ImportMapping(state=("robot0_eef_pos",), instruction="lift it")
@@ -275,6 +286,27 @@ def test_episodes_that_differ_from_those_in_the_store_are_refused(
             demo["actions"][:] = 0.5 * demo["actions"][:]
     with pytest.raises(EpisodeError, match=rf"b.hdf5: demo_0 has .*{said}.*import it into a store of its own"):
         import_episodes(tmp_path / "b.hdf5", store, replace(mapping, **change))
+    assert store.select() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"cameras": {}}, "cameras a 16x24, .* now cameras none"),
+        ({"control_hz": 5.0}, "20.0 Hz, now .* 5.0 Hz"),
+        ({"instruction": "push"}, "instruction 'lift', now 'push'"),
+        ({"task": "push"}, "task 'lift', now 'push'"),
+        ({"success": "none"}, "another success"),
+        ({"orientation": "half_turn"}, "a=agentview_image as_recorded', now 'a=agentview_image half_turn'"),
+    ],
+)
+def test_importing_again_with_other_options_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    source, store = robomimic(tmp_path / "demo.hdf5"), EpisodeStore(tmp_path / "store", create=True)
+    mapping = ImportMapping(cameras={"a": "agentview_image"}, state=("robot0_eef_pos",), instruction="lift")
+    import_episodes(source, store, mapping)
+    before = store.select()
+    with pytest.raises(EpisodeError, match=rf"demo_0 is in .*store already, with .*{said}.*a store of its own"):
+        import_episodes(source, store, replace(mapping, **change))
     assert store.select() == before
 
 
@@ -378,6 +410,20 @@ def test_a_recording_that_two_stores_imported_is_merged_once(tmp_path: Path) -> 
         assert (merged["copied"], merged["present"], merged["episodes"]) == (copied, present, 4)
     assert {cut, kept} < {entry.id for entry in here.select()}
     assert sorted(entry.seed for entry in here.select()) == [0, 0, 1, 1]  # of other recordings
+
+
+def test_a_deleted_recording_does_not_come_back_from_a_store_that_imported_it_too(tmp_path: Path) -> None:
+    """Its id is another one there; compacted, only its digest tells that it was here."""
+    source = robomimic(tmp_path / "low_dim.hdf5")
+    mapping = ImportMapping(state=("robot0_eef_pos",), instruction="lift it")
+    here, there = (EpisodeStore(tmp_path / name, create=True) for name in ("here", "there"))
+    import_episodes(source, here, mapping)
+    import_episodes(source, there, mapping)
+    here.delete(here.select()[0].id, author="test")
+    assert compact(here.path)["removed"] == 1
+    merged = merge(here.path, there.path)
+    assert (merged["copied"], merged["present"], merged["episodes"]) == (0, 2, 1)
+    assert import_episodes(source, here, mapping)["episodes"] == 1  # which asks for it
 
 
 def test_without_rewards_a_demonstration_is_a_success_and_images_can_be_flipped(tmp_path: Path) -> None:

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from websockets.sync.client import ClientConnection, connect
 
 from policies.bundle import load_bundle, save_bundle
+from policies.gaussian import GaussianPolicyConfig
 from policies.policy import GuidedPolicy, Policy, PolicySpec, Stateless
 from policies.registry import build_policy
+from policies.residual.policy import ResidualConfig, residual_on
 from real_robot.ros.commands import policy_spec
 from real_robot.serving.backends import PolicyBackend
 from real_robot.serving.onnx.export import INSTRUCTION_BYTES, TOLERANCE, export_onnx
@@ -38,7 +40,7 @@ TOKEN = "0123456789abcdef"
 each_policy = pytest.mark.parametrize("config", list(CONFIGS.values()), ids=list(CONFIGS))
 
 
-def request(instruction: str = "pick the red block", method: str = "replace") -> ActRequest:
+def request(instruction: str = "pick the red block", method: str = "replace", *, execute_steps: int = 8) -> ActRequest:
     return ActRequest(
         id=1,
         images={"agent": np.full((32, 32, 3), 9, np.uint8)},
@@ -47,7 +49,7 @@ def request(instruction: str = "pick the red block", method: str = "replace") ->
         method=method,
         leftover=np.zeros((0, 4), np.float32),
         delay=0,
-        execute_steps=1,
+        execute_steps=execute_steps,
     )
 
 
@@ -91,6 +93,31 @@ def test_every_policy_is_exported_and_instructions_have_a_limit(config: Any, tmp
         onnx.act(request("x" * 300), onnx.initial_state())
 
 
+def remembering(chunk: int, horizon: int) -> PolicyBackend:
+    """A residual that executes ``horizon`` actions of the ``chunk`` that its base planned, k / 10 at its step k."""
+    base = build_policy(GaussianPolicyConfig(action_horizon=chunk), ROBOT)
+    with torch.no_grad():
+        last: Any = base.mean[-2]  # type: ignore[index]
+        last.weight.zero_()
+        last.bias.copy_(torch.arange(chunk).repeat_interleave(ROBOT.action_dim) / 10)
+    residual = residual_on(base, ResidualConfig(action_horizon=horizon, trunk_width=None, hidden=(8,)))
+    return PolicyBackend(residual, fingerprint="residual")
+
+
+def test_a_policy_that_remembers_its_decisions_is_asked_as_often_as_in_its_training() -> None:
+    """Asked every second step, the base's plan would go on from steps 0, 4, 0 in place of 0, 2, 4."""
+    backend = remembering(8, 4)
+    begun, state = [], backend.initial_state()
+    for _ in range(2):
+        actions, state = backend.act(request(execute_steps=4), state)
+        begun.append(round(10 * float(actions[0, 0])))
+    assert begun == [0, 4]
+    with pytest.raises(ValueError, match=r"4 control steps apart .* control.chunking.method: queue"):
+        backend.act(request(execute_steps=2), state)
+    backend.act(request(method="queue", execute_steps=2), state)  # where execute_steps has no meaning
+    remembering(4, 4).act(request(execute_steps=2), remembering(4, 4).initial_state())  # plans anew at each request
+
+
 def test_every_runtime_has_a_constructor() -> None:
     assert set(RUNTIMES) == set(get_args(Runtime))
 
@@ -107,7 +134,7 @@ class CountingPolicy(Policy[Count, Count]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.spec = PolicySpec(robot=ROBOT, action_horizon=2, value_dim=1)
+        self.spec = PolicySpec(robot=ROBOT, action_horizon=2, value_dim=1)  # asked for once in two control steps
         self.config = None
         self.weight = nn.Parameter(torch.zeros(()))
 
@@ -163,7 +190,7 @@ def receive(client: ClientConnection) -> bytes:
 
 def count(client: ClientConnection) -> int:
     """Observations that the policy remembers after one more request."""
-    client.send(pack(request()))
+    client.send(pack(request(execute_steps=2)))
     chunk = unpack(receive(client))
     assert isinstance(chunk, Chunk)
     return round(10 * float(chunk.actions[0, 0]))

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from policies.bundle import BundleError, load_bundle, save_bundle
+from policies.bundle import MANIFEST, BundleError, load_bundle, save_bundle
+from policies.residual.best_of import best_of
+from policies.residual.ensemble import EnsembleConfig
 from real_robot.serving.backends import ChunkBackend, PolicyBackend
 from real_robot.serving.onnx.backend import OnnxBackend
 from real_robot.serving.onnx.export import TOLERANCE, export_onnx
@@ -95,6 +97,28 @@ def test_a_graph_of_other_weights_is_refused(copy: Path) -> None:
     save_bundle(policy, copy)
     with pytest.raises(BundleError, match="was made from weights"):
         OnnxBackend(copy)
+
+
+def test_a_graph_of_other_settings_is_refused(copy: Path) -> None:
+    """As of fewer denoising steps, which may be written into bundle.json."""
+    manifest = json.loads((copy / MANIFEST).read_text())
+    manifest["config"]["act"]["steps"] = 1
+    (copy / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match=r"made from other settings than those in bundle.json. Run: vla-rl export"):
+        OnnxBackend(copy)
+
+
+def test_the_best_of_several_samples_is_exported(tmp_path: Path) -> None:
+    """Its noise is that of all samples."""
+    policy = best_of(small_policy(robot=ROBOT), samples=3, critic=EnsembleConfig(hidden=(16,), members=2))
+    for parameter in policy.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    save_bundle(policy, tmp_path / "bundle")
+    export_onnx(tmp_path / "bundle")
+    eager, onnx = PolicyBackend(policy, fingerprint="any", seed=3), OnnxBackend(tmp_path / "bundle", seed=3)
+    for seed in range(4):
+        asked = make_request(seed, "replace", 0, "reach")
+        np.testing.assert_allclose(actions_of(onnx, asked), actions_of(eager, asked), rtol=0, atol=TOLERANCE)
 
 
 def test_a_damaged_graph_is_refused(copy: Path) -> None:

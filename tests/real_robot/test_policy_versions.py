@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import textwrap
@@ -25,6 +26,7 @@ from real_robot.serving.backends import ChunkBackend
 from real_robot.serving.client import PolicyClient
 from real_robot.serving.commands import default_token_file
 from real_robot.serving.protocol import ActRequest, Chunk, EpisodeEnd, pack, unpack
+from real_robot.serving.published import PublishedVersions
 from real_robot.serving.registry import load_backend
 from real_robot.serving.server import PolicyServer, ServerConfig
 from real_robot.serving.versions import BundleWatcher, RollbackRule, Versions, follow
@@ -423,6 +425,21 @@ def test_a_server_that_is_started_again_does_not_serve_what_was_rolled_back(
     watcher.close()
     assert version(moved) == other
     assert f"no roll-back to version {first[:12]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("restore", [False, True])
+def test_settings_that_are_changed_in_the_bundle_are_those_of_the_next_start(bundle: Path, restore: bool) -> None:
+    """The weights' hash, by which versions are kept, is the same."""
+    first, watcher = follow(bundle, load_backend, restore=restore)
+    watcher.close()
+    manifest = json.loads((bundle / "bundle.json").read_text())
+    manifest["config"]["act"]["steps"] = 1
+    (bundle / "bundle.json").write_text(json.dumps(manifest))
+    again, watcher = follow(bundle, load_backend, restore=restore)
+    watcher.close()
+    assert version(again) == version(first)
+    kept = PublishedVersions(bundle, restore=restore).folder(version(first))
+    assert read_bundle_info(kept).config == read_bundle_info(bundle).config
 
 
 def test_a_server_that_can_write_nothing_beside_the_bundle_says_so_and_serves(

@@ -1,5 +1,6 @@
 """A student of fewer denoising steps acts as its teacher does."""
 
+import json
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -211,6 +212,11 @@ def test_a_bundle_of_one_step_and_both_success_rates(tmp_path: Path) -> None:
         other = load_config(Experiment, TINY, [*overrides, f"--{changes[0]}", changes[1]])
         with pytest.raises(UserError, match=r"holds a student of another policy, .*choose another --out"):
             distill(other, tmp_path / "teacher", tmp_path / "out")
+    manifest = json.loads((tmp_path / "teacher/bundle.json").read_text())
+    manifest["config"]["act"]["steps"] += 1
+    (tmp_path / "teacher/bundle.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="holds a student of another policy"):  # of the same weights
+        distill(experiment, tmp_path / "teacher", tmp_path / "out")
     with closing(make_env(experiment.sim)) as env:
         save_bundle(DenoisingPolicy(SMALL, RobotSpec.of(env.spec)), tmp_path / "teacher")
     with pytest.raises(UserError, match="holds a student of another policy"):

@@ -45,13 +45,13 @@ def distill(experiment: Experiment, bundle: Path, out: Path) -> dict[str, Any]:
     try:
         teacher = load_bundle(bundle, robot=RobotSpec.of(env.spec), device=device)
         student = make_student(teacher, settings.denoising_steps, device)
-        parent = read_bundle_info(bundle).sha256
-        with _fit_folder(experiment, out, teacher=parent):
+        info = read_bundle_info(bundle)
+        with _fit_folder(experiment, out, teacher=info.whole_sha256):
             store = EpisodeStore(out / "episodes", create=True)
             if (missing := settings.episodes - len(store.entries())) > 0:
                 record_policy(experiment, env, store, bundle, episodes=missing)
             fit_student(student, teacher, store, experiment, out)
-            save_bundle(student, out / "bundle", provenance=Provenance(git_revision=git_revision(), parent=parent))
+            save_bundle(student, out / "bundle", provenance=Provenance(git_revision=git_revision(), parent=info.sha256))
         policies = {"teacher": teacher, "student": student.eval()}
         result: dict[str, Any] = {name: evaluated(policy, env, experiment) for name, policy in policies.items()}
     finally:

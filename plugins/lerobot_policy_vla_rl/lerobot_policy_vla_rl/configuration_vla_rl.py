@@ -15,7 +15,8 @@ class VlaRlConfig(PreTrainedConfig):
     "": state and action are the policy's own, as of a simulator.
 
     ``n_action_steps``: actions of a chunk that are executed before the next one; 0: the robot file's
-    ``control.chunking.execute_steps``, and the whole chunk without a robot file.
+    ``control.chunking.execute_steps``, and the whole chunk without a robot file, or where the policy remembers its
+    decisions.
     """
 
     robot_file: str = ""

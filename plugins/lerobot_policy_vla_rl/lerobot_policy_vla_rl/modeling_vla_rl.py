@@ -45,8 +45,14 @@ class VlaRlPolicy(PreTrainedPolicy):
         self._arm = None
         if config.robot_file:
             self._arm = ArmValues(Path(config.robot_file), policy.spec, meta.features if meta is not None else None)
-        executed = config.n_action_steps or (self._arm.execute_steps if self._arm else 0)
-        self._executed = min(executed or policy.spec.action_horizon, policy.spec.action_horizon)
+        horizon, remembers = policy.spec.action_horizon, policy.remembers_decisions
+        executed = config.n_action_steps or (self._arm.execute_steps if self._arm and not remembers else 0)
+        self._executed = min(executed or horizon, horizon)
+        if remembers and self._executed != horizon:
+            raise BundleError(
+                f"the policy remembers its decisions, which were {horizon} control steps apart in its training: set "
+                f"--policy.n_action_steps=0 or {horizon}, not {executed}"
+            )
         self._delay = policy.spec.robot.action_delay  # so many actions come before a chunk, as in training
         self._generator = make_generator(policy.device, config.seed)
         self.reset()

@@ -31,9 +31,11 @@ class OnnxBackend(ChunkBackend):
             robot=info.robot,
             action_horizon=self._spec.action_horizon,
             value_dim=0,
+            noise_shape=self._spec.noise_shape,
             max_prefix=self._spec.max_prefix,
         )
         super().__init__(describe(policy, fingerprint=info.sha256), seed=seed)
+        self._noise_shape = policy.noise_shape
         self._session = open_session(graph)
         self.warm_up()
 
@@ -45,7 +47,7 @@ class OnnxBackend(ChunkBackend):
         self,
         obs: Observation,
         state: TensorDataclass,
-        noise: Float[Tensor, "1 H A"],
+        noise: Float[Tensor, "1 noise_length noise_width"],
         planned: Float[Tensor, "1 H A"],
         request: ActRequest,
     ) -> tuple[Float[np.ndarray, "H A"], TensorDataclass]:

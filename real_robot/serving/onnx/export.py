@@ -49,7 +49,7 @@ class DeployedPolicy(nn.Module):
         images: UInt8[Tensor, "1 cameras height width 3"],
         state: Float[Tensor, "1 state_dim"],
         instruction: UInt8[Tensor, "1 bytes"],
-        noise: Float[Tensor, "1 H A"],
+        noise: Float[Tensor, "1 noise_length noise_width"],
         committed: Float[Tensor, "1 H A"],
         delay: Int[Tensor, ""],
     ) -> Float[Tensor, "1 H A"]:
@@ -87,8 +87,10 @@ def export_onnx(bundle: Path, *, report: Callable[[str], None] = lambda line: No
     spec = OnnxSpec(
         format=FORMAT,
         weights=info.sha256,
+        bundle=info.whole_sha256,
         graph=hashlib.sha256(graph).hexdigest(),
         action_horizon=policy.spec.action_horizon,
+        noise_shape=policy.spec.noise_shape,
         max_prefix=policy.spec.max_prefix,
         instruction_bytes=INSTRUCTION_BYTES,
         max_error=max_error,
@@ -140,7 +142,7 @@ def _random_inputs(policy: Policy, seed: int) -> tuple[Tensor, ...]:
         torch.randint(256, (1, len(robot.cameras), *robot.image_size, 3), generator=generator, dtype=torch.uint8),
         torch.randn(1, robot.state_dim, generator=generator),
         instruction,
-        torch.randn(1, horizon, robot.action_dim, generator=generator),
+        torch.randn(1, *policy.spec.noise_shape, generator=generator),
         torch.rand(1, horizon, robot.action_dim, generator=generator) * 2 - 1,
         torch.tensor(min(seed, policy.spec.max_prefix)),
     )

@@ -3,7 +3,7 @@
     policy.onnx       images, state, instruction, noise, committed, delay -> actions
     policy.onnx.json  sizes and what it was made from (OnnxSpec)
 
-The graph names the weights it was made from; it is refused when the bundle has others.
+The graph names the weights and settings it was made from; it is refused when the bundle has others.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from policies.bundle import BundleError, read_bundle_info
+from policies.bundle import MANIFEST, BundleError, read_bundle_info
 from sims.errors import UserError
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
-FORMAT = 2
+FORMAT = 3
 GRAPH, SPEC = "policy.onnx", "policy.onnx.json"
 INPUTS = ("images", "state", "instruction", "noise", "committed", "delay")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnnxSpec:
-    """``weights``: sha256 of the tensors the graph was made from. ``graph``: its own sha256.
+    """``weights``: sha256 of the tensors the graph was made from; ``bundle``: with their settings
+    (``BundleInfo.whole_sha256``). ``graph``: its own sha256. ``noise_shape``: of the noise that it takes.
 
     ``instruction_bytes``: fixed width of the graph's instruction input; shorter instructions are padded with zeros.
     ``max_error``: largest difference to PyTorch over the observations it was checked with, in action units.
@@ -41,8 +42,10 @@ class OnnxSpec:
 
     format: int
     weights: str
+    bundle: str
     graph: str
     action_horizon: int
+    noise_shape: tuple[int, int]
     max_prefix: int
     instruction_bytes: int
     max_error: float
@@ -51,7 +54,7 @@ class OnnxSpec:
 
 
 def read_graph(bundle: Path) -> tuple[OnnxSpec, bytes]:
-    """The graph in ``bundle``, complete and made from the weights that the manifest names. BundleError otherwise."""
+    """The graph in ``bundle``, complete and made from the weights and settings there. BundleError otherwise."""
     info = read_bundle_info(bundle)
     again = f"Run: vla-rl export {bundle} --to onnx"
     try:
@@ -68,6 +71,8 @@ def read_graph(bundle: Path) -> tuple[OnnxSpec, bytes]:
         raise BundleError(
             f"{bundle / GRAPH} was made from weights {spec.weights[:12]}, the bundle has {info.sha256[:12]}. {again}"
         )
+    if spec.bundle != info.whole_sha256:
+        raise BundleError(f"{bundle / GRAPH} was made from other settings than those in {MANIFEST}. {again}")
     if hashlib.sha256(graph).hexdigest() != spec.graph:
         raise BundleError(f"{bundle / GRAPH} is truncated or was changed. {again}")
     return spec, graph
