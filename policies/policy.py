@@ -259,6 +259,11 @@ class Policy(OnDevice, ABC, Generic[C, T]):
         """S, the number of stochastic steps of a chunk that ``log_prob`` scores."""
         return 1
 
+    @property
+    def learns_spread(self) -> bool:
+        """Whether training can change ``entropy``: not where the spread of what is drawn is fixed, or frozen."""
+        return True
+
     @abstractmethod
     def entropy(self, context: C, trace: T) -> Float[Tensor, "B S H A"]:
         """Per element, of the distributions that ``trace`` was drawn from."""
@@ -326,6 +331,9 @@ class LikelihoodModel(Protocol):
 
     @property
     def log_prob_steps(self) -> int: ...
+
+    @property
+    def learns_spread(self) -> bool: ...
 
 
 def executed_mask(num_executed: Int[Tensor, " B"], action_horizon: int) -> Bool[Tensor, "B H"]:

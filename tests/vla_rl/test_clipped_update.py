@@ -9,11 +9,19 @@ import torch
 from policies.audit import LogProbMismatch
 from policies.compact_encoder import CompactEncoderConfig
 from policies.denoising.action_expert import ActionExpertConfig
-from policies.denoising.kernels import DDIMConfig, DDPMConfig, FlowSDEConfig
+from policies.denoising.kernels import (
+    DDIMConfig,
+    DDPMConfig,
+    FlowCPSConfig,
+    FlowNoiseConfig,
+    FlowSDEConfig,
+    KernelConfig,
+)
 from policies.denoising.objectives import DiffusionConfig
 from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import RobotSpec
+from policies.registry import build_policy
 from sims.errors import UserError
 from sims.vector_env import Step
 from tests.reach_env import ReachEnv
@@ -87,6 +95,24 @@ def test_the_entropy_bonus_widens_what_is_executed_and_nothing_else() -> None:
     assert torch.equal(policy.log_std[1], before[1])
     normal = 0.5 * math.log(2 * math.pi * math.e)
     assert metrics["entropy"] == pytest.approx(normal + policy.log_std[0].mean().item(), abs=0.05)
+
+
+@pytest.mark.parametrize("explore", [FlowSDEConfig(), FlowCPSConfig(), DDIMConfig(eta=1.0), FlowNoiseConfig()])
+def test_an_entropy_bonus_is_refused_where_the_spread_is_not_trained(explore: KernelConfig) -> None:
+    env = PointEnv(num_envs=2)
+    diffusion = {"objective": DiffusionConfig(), "act": DDIMConfig()} if explore.name == "ddim" else {}
+    policy = build_policy(replace(FLOW, explore=explore, **diffusion), RobotSpec.of(env.spec))
+    config = PPOConfig(critic_warmup=0, update=replace(UPDATE, entropy_weight=0.01))
+    if explore.name == "flow_noise":
+        PPO(config, policy, env, seed=0)
+        return
+    with pytest.raises(UserError, match=r"entropy_weight.*fixed.*flow_noise"):
+        PPO(config, policy, env, seed=0)
+
+
+def test_an_entropy_bonus_is_refused_where_the_spread_is_frozen() -> None:
+    with pytest.raises(UserError, match=r"algorithm\.update\.entropy_weight.*frozen"):
+        learner(entropy_weight=0.1, frozen=("noise",))
 
 
 class FailingReach(ReachEnv):

@@ -65,6 +65,12 @@ class ClippedUpdate:
         self.config, self.critic, self.audited = config, critic, False
         self.policy = cast(Policy, policy)  # more than a LikelihoodModel where critic, reference or average ask more
         set_frozen(policy, config.frozen)
+        if config.entropy_weight and not policy.learns_spread:
+            raise UserError(
+                "algorithm.update.entropy_weight has no effect on this policy: the spread of what it draws is fixed or "
+                "frozen. Leave it out, or explore with a spread that is trained (policy.explore {name: flow_noise}, "
+                "residual.noise {name: squashed})"
+            )
         self.make_optimizers()
         self.reference = copy_trained(self.policy) if config.reference_weight else None
         self.average = WeightAverage(self.policy, config.average) if config.average is not None else None

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from episodes.store import EpisodeStore
+from policies.denoising.kernels import FlowNoiseConfig
 from policies.device import CPU
 from policies.pretrained.storage import StorageConfig
 from tests import dot_episodes
@@ -65,7 +66,8 @@ def test_an_algorithm_trains_and_only_named_tensors_cross(name: str, side: torch
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
 def test_prefixes_may_be_kept_in_the_hosts_memory(name: str) -> None:
     env = PointEnv(num_envs=4, max_steps=24, device=DEVICE)
-    kept = dataclasses.replace(CONFIGS["smolvla"], storage=StorageConfig(where="host"))
+    storage = StorageConfig(where="host")
+    kept = dataclasses.replace(CONFIGS["smolvla"], explore=FlowNoiseConfig(steps=3), storage=storage)
     policy, changed = policy_of(env, SECOND, kept), {"frozen": ("encoder",), "reference_weight": 0.0}
     learner: Algorithm
     if name == "ppo":
