@@ -150,7 +150,7 @@ class GRPO(OnPolicy):
         config, collector = self.config, self.collector
         with interruptible():
             groups = self._collect_groups()
-        batch = Experience.cat([rollout.valid_chunks() for rollout in groups.rollouts])
+        batch = Experience.cat([rollout.own_chunks() for rollout in groups.rollouts])
         assert batch.weight is not None
         with collector.timer.section("learn"):
             metrics = self.update.run(
@@ -159,7 +159,7 @@ class GRPO(OnPolicy):
             )
         self.iteration += 1
         self.publish()
-        if config.complete_share < 1:
+        if config.complete_share < 1 and len(batch):
             metrics |= ages(self.iteration - 1 - batch.policy_version)
         return {
             **metrics,
