@@ -232,6 +232,10 @@ class Policy(OnDevice, ABC, Generic[C, T]):
         """
         return
 
+    def stored_on(self, records: int) -> torch.device:
+        """Where a rollout's stored records lie, of which so many are kept together: also those of another process."""
+        return self.device
+
     @abstractmethod
     def restore(self, record: TensorDataclass) -> C:
         """The context of a stored record, recomputed with gradient where the encoder is trained."""

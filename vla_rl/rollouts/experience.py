@@ -64,6 +64,11 @@ class Experience(TensorDataclass):
     def __getitem__(self, index: Any) -> Experience:
         return self.map(lambda tensor: rows(tensor, index_of(tensor, index)))
 
+    def placed(self, device: torch.device, *, inputs: torch.device) -> Experience:
+        """On ``device``, its ``inputs`` on another, such as the host."""
+        stored = {id(tensor) for tensor in self.inputs.tensors()}
+        return self.map(lambda tensor: tensor.to(inputs if id(tensor) in stored else device))
+
     def select_envs(self, env_ids: Int[Tensor, " n"]) -> Experience:
         """These environments of [T, N]."""
         return self.map(lambda tensor: tensor[:, index_of(tensor, env_ids)])
