@@ -99,6 +99,10 @@ class GaussianPolicy(Policy[StateContext, DrawnAction]):
     def log_prob(self, context: StateContext, trace: DrawnAction) -> Float[Tensor, "B 1 H A"]:
         return self._distribution(context).log_prob(trace.x).unsqueeze(1)
 
+    @property
+    def learns_spread(self) -> bool:
+        return self.log_std.requires_grad
+
     def entropy(self, context: StateContext, trace: DrawnAction) -> Float[Tensor, "B 1 H A"]:
         return self._distribution(context).entropy().unsqueeze(1)
 

@@ -237,6 +237,10 @@ class Policy(OnDevice, ABC, Generic[C, T]):
         """
         return
 
+    def stored_on(self, records: int) -> torch.device:
+        """Where a rollout's stored records lie, of which so many are kept together: also those of another process."""
+        return self.device
+
     @abstractmethod
     def restore(self, record: TensorDataclass) -> C:
         """The context of a stored record, recomputed with gradient where the encoder is trained."""
@@ -263,6 +267,11 @@ class Policy(OnDevice, ABC, Generic[C, T]):
     def log_prob_steps(self) -> int:
         """S, the number of stochastic steps of a chunk that ``log_prob`` scores."""
         return 1
+
+    @property
+    def learns_spread(self) -> bool:
+        """Whether training can change ``entropy``: not where the spread of what is drawn is fixed, or frozen."""
+        return True
 
     @abstractmethod
     def entropy(self, context: C, trace: T) -> Float[Tensor, "B S H A"]:
@@ -331,6 +340,9 @@ class LikelihoodModel(Protocol):
 
     @property
     def log_prob_steps(self) -> int: ...
+
+    @property
+    def learns_spread(self) -> bool: ...
 
 
 def executed_mask(num_executed: Int[Tensor, " B"], action_horizon: int) -> Bool[Tensor, "B H"]:

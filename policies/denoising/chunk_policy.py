@@ -126,6 +126,10 @@ class DenoisedChunks(Policy[C, DenoisingTrace]):
     def log_prob_steps(self) -> int:
         return self.explore_kernel.scored_steps
 
+    @property
+    def learns_spread(self) -> bool:
+        return self.explore_kernel.learned_noise
+
     def entropy(self, context: C, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
         transition, _ = trace_transition(self.predict_noise(context), self.explore_kernel, trace)
         return transition.entropy()

@@ -6,6 +6,8 @@ from abc import abstractmethod
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from policies.device import Precision
 from policies.policy import C, Policy, T
 from policies.pretrained.decoder import DecoderConfig
@@ -50,6 +52,10 @@ class KeptPrefix(Policy[C, T]):
             return kept
         with crossing("prefixes"):
             return kept.to("cpu")
+
+    def stored_on(self, records: int) -> torch.device:
+        place = self.config.storage.place(self.record_bytes, records)
+        return self.device if place == "device" else torch.device("cpu")
 
     def restore(self, record: TensorDataclass) -> Any:
         with crossing("prefixes"):

@@ -129,6 +129,10 @@ class ConditionedPolicy(InBaseContext[Any, Any]):
     def log_prob_steps(self) -> int:
         return self.base.log_prob_steps
 
+    @property
+    def learns_spread(self) -> bool:
+        return self.base.learns_spread
+
     def entropy(self, context: Any, trace: Any) -> Float[Tensor, "B S H A"]:
         return self.base.entropy(self._good(context), trace)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -58,6 +59,9 @@ class InBaseContext(OnBase[C, T]):
 
     def plan_storage(self, records: int, *, in_host: bool = False) -> None:
         self.base.plan_storage(records, in_host=in_host)
+
+    def stored_on(self, records: int) -> torch.device:
+        return self.base.stored_on(records)
 
     def restore(self, record: TensorDataclass) -> Any:
         return self.base.restore(record)

@@ -299,6 +299,10 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
             return super().counted(trace, num_executed)
         return (num_executed > 0)[:, None, None].expand(-1, 1, trace.x.shape[1])
 
+    @property
+    def learns_spread(self) -> bool:
+        return self.squashed
+
     def entropy(self, context: ResidualContext, trace: Drawn) -> Float[Tensor, "B 1 H A"]:
         """Of a squashed actor: estimated at ``trace``, with the gradient of the draw that follows mean and deviation.
 

@@ -12,7 +12,7 @@ from episodes.recorder import RecordedEnv, keep_successes
 from episodes.store import EpisodeStore
 from policies.compact_encoder import CompactEncoderConfig
 from policies.denoising.action_expert import ActionExpertConfig
-from policies.denoising.kernels import DDIMConfig
+from policies.denoising.kernels import DDIMConfig, FlowNoiseConfig
 from policies.denoising.objectives import DiffusionConfig
 from policies.denoising.policy import DenoisingPolicyConfig
 from policies.device import Device, select_device
@@ -38,6 +38,7 @@ SECOND = select_device("fakegpu")
 ENCODER = CompactEncoderConfig(width=32, text_width=16, image_widths=(8,), queries=2, query_heads=2)
 EXPERT = ActionExpertConfig(depth=1)
 FLOW = DenoisingPolicyConfig(encoder=ENCODER, expert=EXPERT)
+NOISY = dataclasses.replace(FLOW, explore=FlowNoiseConfig())
 DPPO = DenoisingPolicyConfig(
     encoder=ENCODER,
     expert=EXPERT,
@@ -94,7 +95,7 @@ def policy_of(env: PointEnv, device: Device, config: Any = FLOW) -> Policy:
 
 def algorithm(name: str, device: Device, side: torch.device) -> Algorithm:
     env = PointEnv(num_envs=4, max_steps=24, device=side)
-    return ALGORITHMS[name](policy_of(env, device, DPPO if name == "dppo" else FLOW), env)
+    return ALGORITHMS[name](policy_of(env, device, {"ppo": NOISY, "dppo": DPPO}.get(name, FLOW)), env)
 
 
 def weights(policy: Policy) -> dict[str, torch.Tensor]:
@@ -111,7 +112,7 @@ def rewarded(device: Device, side: torch.device) -> Algorithm:
     """PPO whose only reward is a classifier that always declares success at its second classified observation."""
     env = PointEnv(num_envs=4, max_steps=24, device=side)
     model = device.place(untrained(sensors_of(env.spec), threshold=ALWAYS, every=2, consecutive=2))
-    return ALGORITHMS["ppo"](policy_of(env, device), ClassifiedEnv(env, model))
+    return ALGORITHMS["ppo"](policy_of(env, device, NOISY), ClassifiedEnv(env, model))
 
 
 def record(env: PointEnv, store: EpisodeStore) -> None:

@@ -60,7 +60,8 @@ def test_a_sample_scores_as_it_was_drawn(policy: Policy[Any, Any]) -> None:
     assert sample.action.abs().max() <= 1
     assert sample.log_prob.dtype == torch.float32
     audit_log_prob(policy, context, sample, tolerance=1e-4)
-    assert policy.entropy(context, sample.trace).shape == sample.log_prob.shape
+    entropy = policy.entropy(context, sample.trace)
+    assert entropy.shape == sample.log_prob.shape and entropy.requires_grad == policy.learns_spread
     assert policy.value_features(context).shape == (6, policy.spec.value_dim)
     assert not policy.value_features(context).requires_grad
 

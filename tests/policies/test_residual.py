@@ -152,7 +152,8 @@ def test_a_sample_scores_as_it_was_drawn_also_from_a_stored_record(name: str) ->
     restored = policy.restore(policy.store(context)[order])
     torch.testing.assert_close(policy.log_prob(restored, sample.trace[order]), sample.log_prob[order])
     assert policy.value_features(restored).shape == (3, policy.spec.value_dim)
-    assert policy.entropy(context, sample.trace).shape == sample.log_prob.shape
+    entropy = policy.entropy(context, sample.trace)
+    assert entropy.shape == sample.log_prob.shape and entropy.requires_grad == policy.learns_spread
 
 
 def test_log_probs_are_those_of_a_squashed_gaussian() -> None:

@@ -6,17 +6,26 @@ from dataclasses import replace
 import pytest
 import torch
 
+from episodes.schema import HUMAN, POLICY
 from policies.audit import LogProbMismatch
 from policies.compact_encoder import CompactEncoderConfig
 from policies.denoising.action_expert import ActionExpertConfig
-from policies.denoising.kernels import DDIMConfig, DDPMConfig, FlowSDEConfig
+from policies.denoising.kernels import (
+    DDIMConfig,
+    DDPMConfig,
+    FlowCPSConfig,
+    FlowNoiseConfig,
+    FlowSDEConfig,
+    KernelConfig,
+)
 from policies.denoising.objectives import DiffusionConfig
 from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import RobotSpec
+from policies.registry import build_policy
 from sims.errors import UserError
 from sims.vector_env import Step
-from tests.reach_env import ReachEnv
+from tests.reach_env import CorrectedReach, ReachEnv
 from tests.worlds import PointEnv
 from vla_rl.algorithms.clipped_update import ClippedUpdate
 from vla_rl.algorithms.ppo import PPO, PPOConfig, with_advantages
@@ -87,6 +96,63 @@ def test_the_entropy_bonus_widens_what_is_executed_and_nothing_else() -> None:
     assert torch.equal(policy.log_std[1], before[1])
     normal = 0.5 * math.log(2 * math.pi * math.e)
     assert metrics["entropy"] == pytest.approx(normal + policy.log_std[0].mean().item(), abs=0.05)
+
+
+@pytest.mark.parametrize("explore", [FlowSDEConfig(), FlowCPSConfig(), DDIMConfig(eta=1.0), FlowNoiseConfig()])
+def test_an_entropy_bonus_is_refused_where_the_spread_is_not_trained(explore: KernelConfig) -> None:
+    env = PointEnv(num_envs=2)
+    diffusion = {"objective": DiffusionConfig(), "act": DDIMConfig()} if explore.name == "ddim" else {}
+    policy = build_policy(replace(FLOW, explore=explore, **diffusion), RobotSpec.of(env.spec))
+    config = PPOConfig(critic_warmup=0, update=replace(UPDATE, entropy_weight=0.01))
+    if explore.name == "flow_noise":
+        PPO(config, policy, env, seed=0)
+        return
+    with pytest.raises(UserError, match=r"entropy_weight.*fixed.*flow_noise"):
+        PPO(config, policy, env, seed=0)
+
+
+def test_an_entropy_bonus_is_refused_where_the_spread_is_frozen() -> None:
+    with pytest.raises(UserError, match=r"algorithm\.update\.entropy_weight.*frozen"):
+        learner(entropy_weight=0.1, frozen=("noise",))
+
+
+def corrected(person: list[int]) -> tuple[PPO, Experience]:
+    """PPO whose weights have moved before, and a new batch of it."""
+    env = CorrectedReach(person=person, max_steps=8)
+    torch.manual_seed(0)
+    policy = GaussianPolicy(GaussianPolicyConfig(action_horizon=2), RobotSpec.of(env.spec))
+    ppo = PPO(PPOConfig(chunks=4, critic_warmup=0, update=replace(UPDATE, epochs=1)), policy, env, seed=0)
+    ppo.update.run(replace(batch(ppo), weight=torch.ones(4 * len(person))))
+    return ppo, batch(ppo)
+
+
+def test_chunks_that_a_person_acted_train_the_critic_alone() -> None:
+    ppo, rollout = corrected([1] * 8)
+    assert (rollout.actor == HUMAN).all() and rollout.weight is not None and (rollout.weight == 0).all()
+    critic = ppo.update.critic
+    assert critic is not None
+    before, values = weights(ppo.update), [parameter.clone() for parameter in critic.parameters()]
+    metrics = ppo.iterate()
+    assert metrics["policy_steps"] == 0 and metrics["value_loss"] > 0
+    assert torch.equal(weights(ppo.update), before)
+    assert any(not torch.equal(a, b) for a, b in zip(values, critic.parameters(), strict=True))
+
+
+def test_a_batch_with_chunks_of_a_person_trains_the_policy_as_its_own_chunks_do() -> None:
+    """Weights and normalized advantages are those of the policy's own chunks; the person's are far from them."""
+    results = []
+    for alone in (False, True):
+        ppo, rollout = corrected([0, 1, 0, -1])
+        own = rollout.actor == POLICY
+        assert own.sum() == 8 and len(rollout) == 16 and rollout.weight is not None and rollout.advantage is not None
+        assert rollout.weight.mean() == 1
+        if alone:
+            rollout = replace(rollout[own], weight=torch.ones(8))
+        else:
+            rollout = replace(rollout, advantage=torch.where(own, rollout.advantage, 100.0))
+        metrics = ppo.update.run(rollout)
+        results.append((weights(ppo.update), metrics["policy_loss"]))
+    torch.testing.assert_close(results[0], results[1])
 
 
 class FailingReach(ReachEnv):

@@ -9,8 +9,9 @@ import torch
 
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig, StateContext
 from policies.policy import RobotSpec
+from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
-from tests.reach_env import ReachEnv
+from tests.reach_env import CorrectedReach, ReachEnv
 from vla_rl.algorithms.group_sampling import AdaptiveGroups, balanced_choice
 from vla_rl.algorithms.grpo import GRPO, GRPOConfig, with_group_advantages
 from vla_rl.config.experiment import Experiment
@@ -21,8 +22,8 @@ from vla_rl.rollouts.starts import TrainingStarts, UCBConfig
 CONFIG = GRPOConfig(groups=4, group_size=4, max_rounds=20)
 
 
-def learner(config: GRPOConfig = CONFIG) -> GRPO:
-    env = ReachEnv(num_envs=16)
+def learner(config: GRPOConfig = CONFIG, *, max_steps: int = 40) -> GRPO:
+    env = ReachEnv(num_envs=16, max_steps=max_steps)
     torch.manual_seed(0)
     policy = GaussianPolicy(GaussianPolicyConfig(action_horizon=4), RobotSpec.of(env.spec))
     return GRPO(config, policy, env, seed=0)
@@ -132,6 +133,40 @@ def test_adaptive_groups_and_drawn_tasks_of_an_iteration() -> None:
     again = learner(grpo.config)
     again.collector.load_state_dict(grpo.collector.state_dict())
     assert again.collector.starts.take(8) == grpo.collector.starts.take(8)
+
+
+def test_what_a_start_with_more_groups_counts_by_cannot_be_set() -> None:
+    with pytest.raises(ValueError, match=r"min_success \(0\.3\).*need start_rounds 1, got 2"):
+        GRPOConfig(start_rounds=2, min_success=0.3)
+    with pytest.raises(ValueError, match=r"max_success \(1\.0\) need start_rounds 1"):
+        GRPOConfig(start_rounds=2, max_success=1.0)
+
+
+@pytest.mark.parametrize(
+    ("start_rounds", "missing"),
+    [(1, r"no group with success between 0\.1 and 0\.9"), (3, "no start whose episodes had both outcomes")],
+)
+def test_a_batch_without_success_says_what_was_missing(start_rounds: int, missing: str) -> None:
+    grpo = learner(replace(CONFIG, max_rounds=2, start_rounds=start_rounds), max_steps=1)
+    with pytest.raises(UserError, match=rf"GRPO found {missing} among 8 groups \(mean success 0\.00\)"):
+        grpo.iterate()
+
+
+def test_chunks_that_a_person_acted_are_not_learned_from() -> None:
+    """A person succeeds in one episode of each group and fails in the other: the policy did neither."""
+    config, moved = replace(CONFIG, group_size=2, max_rounds=1), []
+    for person in ([1, -1, 1, -1], [1, -1, 0, 0]):
+        env = CorrectedReach(person=person)
+        torch.manual_seed(0)
+        policy = GaussianPolicy(GaussianPolicyConfig(action_horizon=4), RobotSpec.of(env.spec))
+        grpo = GRPO(replace(config, min_success=0.0, max_success=1.0), policy, env, seed=0)
+        before = torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
+        metrics = grpo.iterate()
+        after = torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
+        moved.append((metrics["policy_steps"] > 0, not torch.equal(before, after)))
+        assert metrics["success"] > 0
+    assert moved[0] == (False, False)
+    assert moved[1][0]  # by the episodes that it acted
 
 
 def test_tasks_are_drawn_in_one_way() -> None:

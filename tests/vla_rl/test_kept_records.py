@@ -25,7 +25,7 @@ from vla_rl.rollouts.sharded import make_sharded
 
 CHUNKS = 2  # of an episode of 16 steps
 FROZEN: dict[str, Any] = {"frozen": ("encoder",)}
-GROUPS = {"groups": 6, "group_size": 2, "max_rounds": 6, "min_success": 0.0, "max_success": 1.0}
+GROUPS = {"groups": 6, "group_size": 2, "max_rounds": 6}
 PPO = PPOConfig(chunks=3, update=UpdateConfig(**FROZEN))
 GRPO = GRPOConfig(**GROUPS, update=GRPOUpdateConfig(**FROZEN))
 

@@ -36,6 +36,13 @@ def _any_older(batch: Experience, version: int) -> bool:
         return bool((batch.policy_version < version).any())
 
 
+def _normalized(advantage: Float[Tensor, " B"], weight: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """To mean 0 and standard deviation 1 of those with a weight, if they are several."""
+    with crossing("metrics"):
+        weighed = advantage[weight > 0]
+    return (advantage - weighed.mean()) / (weighed.std() + 1e-8) if len(weighed) > 1 else advantage
+
+
 def _gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
@@ -65,6 +72,12 @@ class ClippedUpdate:
         self.config, self.critic, self.audited = config, critic, False
         self.policy = cast(Policy, policy)  # more than a LikelihoodModel where critic, reference or average ask more
         set_frozen(policy, config.frozen)
+        if config.entropy_weight and not policy.learns_spread:
+            raise UserError(
+                "algorithm.update.entropy_weight has no effect on this policy: the spread of what it draws is fixed or "
+                "frozen. Leave it out, or explore with a spread that is trained (policy.explore {name: flow_noise}, "
+                "residual.noise {name: squashed})"
+            )
         self.make_optimizers()
         self.reference = copy_trained(self.policy) if config.reference_weight else None
         self.average = WeightAverage(self.policy, config.average) if config.average is not None else None
@@ -192,10 +205,10 @@ class ClippedUpdate:
                 if len(index) * 2 < min(size, len(batch)):  # the gradient of a small remainder is mostly noise
                     continue
                 minibatch = batch[index]
-                advantage = minibatch.advantage
-                assert advantage is not None
-                if self.config.normalize_advantage and len(index) > 1:
-                    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+                advantage, weight = minibatch.advantage, minibatch.weight
+                assert advantage is not None and weight is not None
+                if self.config.normalize_advantage:
+                    advantage = _normalized(advantage, weight)
                 yield dataclasses.replace(minibatch, advantage=advantage)
 
     def _audit_once(self, minibatch: Experience) -> None:

@@ -21,7 +21,9 @@ Advantages = Callable[[Experience, int], Experience]
 
 @runtime_checkable
 class GroupSampling(Protocol):
-    """Round by round: which starts are tried, and what is learned from."""
+    """Round by round: which starts are tried, and what is learned from. ``wanted``: that, in words of an error."""
+
+    wanted: str
 
     def starts(self, count: int, stream: TrainingStarts) -> list[StartState]:
         """Of the ``count`` groups of the next round; those that are new come last."""
@@ -42,6 +44,7 @@ class FixedGroups:
 
     def __init__(self, advantages: Advantages, *, low: float, high: float) -> None:
         self._advantages, self._low, self._high = advantages, low, high
+        self.wanted = f"group with success between {low} and {high}"
 
     def starts(self, count: int, stream: TrainingStarts) -> list[StartState]:
         return stream.take(count)
@@ -85,6 +88,8 @@ class AdaptiveGroups:
     all are learned from, half of them successes where there are as many; their advantages are relative to all, for the
     mean of what was chosen says nothing about the start. Starts that a filter of single groups drops are used.
     """
+
+    wanted = "start whose episodes had both outcomes"
 
     def __init__(self, advantages: Advantages, *, size: int, rounds: int) -> None:
         self._advantages, self._size, self._rounds = advantages, size, rounds

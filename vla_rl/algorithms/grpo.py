@@ -78,6 +78,12 @@ class GRPOConfig(AlgorithmConfig):
             raise ValueError(f"task_ucb draws the tasks: failure_weight must be 0, got {self.failure_weight}")
         if self.complete_share < 1 and self.start_rounds > 1:
             raise ValueError(f"complete_share below 1 needs start_rounds 1, got {self.start_rounds}")
+        defaults = (GRPOConfig.min_success, GRPOConfig.max_success)
+        if self.start_rounds > 1 and (self.min_success, self.max_success) != defaults:
+            raise ValueError(
+                f"min_success ({self.min_success}) and max_success ({self.max_success}) need start_rounds 1, got "
+                f"{self.start_rounds}: with more, a start counts where it has both outcomes; leave them out"
+            )
         if self.min_success > self.max_success:
             raise ValueError(f"min_success ({self.min_success}) must not be above max_success ({self.max_success})")
 
@@ -144,7 +150,7 @@ class GRPO(OnPolicy):
         config, collector = self.config, self.collector
         with interruptible():
             groups = self._collect_groups()
-        batch = Experience.cat([rollout.valid_chunks() for rollout in groups.rollouts])
+        batch = Experience.cat([rollout.own_chunks() for rollout in groups.rollouts])
         assert batch.weight is not None
         with collector.timer.section("learn"):
             metrics = self.update.run(
@@ -153,7 +159,7 @@ class GRPO(OnPolicy):
             )
         self.iteration += 1
         self.publish()
-        if config.complete_share < 1:
+        if config.complete_share < 1 and len(batch):
             metrics |= ages(self.iteration - 1 - batch.policy_version)
         return {
             **metrics,
@@ -194,9 +200,9 @@ class GRPO(OnPolicy):
         mean_success = torch.cat(successes).float().mean().item()
         if not kept:
             raise UserError(
-                f"GRPO found no group with success between {config.min_success} and {config.max_success} among "
-                f"{drawn} groups (mean success {mean_success:.2f}). Start from a policy that sometimes succeeds "
-                "(more demonstrations or BC steps), or take harder tasks if it always does."
+                f"GRPO found no {sampling.wanted} among {drawn} groups (mean success {mean_success:.2f}). Start from a "
+                "policy that sometimes succeeds (more demonstrations or BC steps), or take harder tasks if it always "
+                "does."
             )
         informative = sum(part.valid.shape[1] for part in kept) // size
         return Groups(

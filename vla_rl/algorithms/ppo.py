@@ -88,7 +88,7 @@ class PPO(OnPolicy):
         with collector.timer.section("learn"):
             metrics = self.update.run(
                 batch,
-                train_policy=self.iteration >= config.critic_warmup,
+                train_policy=self.iteration >= config.critic_warmup and _any_own(batch),
                 version=self.iteration if config.staleness else None,
             )
         self.iteration += 1
@@ -103,6 +103,11 @@ class PPO(OnPolicy):
             **reward_errors([rollout.reward_counts()]),
             **collector.timer.take(),
         }
+
+
+def _any_own(batch: Experience) -> bool:
+    with crossing("metrics"):
+        return bool(batch.own.any())
 
 
 def spread(batch: Experience) -> Metrics:
@@ -120,8 +125,12 @@ def spread(batch: Experience) -> Metrics:
 def with_advantages(
     rollout: Experience, *, gamma: float, gae_lambda: float, time_limit: TimeLimit = "bootstrap"
 ) -> Experience:
-    """The valid chunks of ``rollout`` [T, N], flat, with advantages and value targets."""
-    timed_out = rollout.truncated & rollout.valid
+    """The valid chunks of ``rollout`` [T, N], flat, with advantages and value targets.
+
+    Those that a person acted have weight 0: they train the critic, and not the policy, which drew other actions.
+    """
+    timed_out, own = rollout.truncated & rollout.valid, rollout.own
+    weight = own * (rollout.valid.sum() / own.sum().clamp(min=1))
     advantage = gae(
         reward=rollout.reward,
         value=rollout.value,
@@ -132,5 +141,5 @@ def with_advantages(
         gae_lambda=gae_lambda,
     )
     return dataclasses.replace(
-        rollout, advantage=advantage, value_target=advantage + rollout.value, weight=torch.ones_like(advantage)
+        rollout, advantage=advantage, value_target=advantage + rollout.value, weight=weight
     ).valid_chunks()

@@ -84,7 +84,7 @@ EVERYWHERE: Mapping[str, str] = {
     "epochs": "passes over a batch",
     "reduction": "how the log-ratios of an action chunk are joined: sum or mean, over the chunk or per denoising step",
     "dual_clip": "bound of the ratio where the advantage is negative (Ye et al. 2020); null: none",
-    "entropy_weight": "of the entropy bonus",
+    "entropy_weight": "of the entropy bonus; refused where the policy's spread is fixed (`flow_sde`, `ddpm`, ...)",
     "normalize_advantage": "to mean 0 and standard deviation 1 in every minibatch",
     "min_success": "a group with a smaller share of successes teaches nothing",
     "max_success": "a group with a larger share of successes teaches nothing",

@@ -151,8 +151,10 @@ def _do(update: ClippedUpdate, what: str, message: bytes, *, divided: bool) -> N
             update.load_state_dict(torch.load(io.BytesIO(message), map_location="cpu", weights_only=True))
         case "run":
             packed, train_policy, version = pickle.loads(message)
+            batch = packed.unpack()
+            batch = batch.placed(update.device, inputs=update.policy.stored_on(len(batch)))
             try:
-                update.run(packed.unpack().to(update.device), train_policy=train_policy, version=version)
+                update.run(batch, train_policy=train_policy, version=version)
             except NotFinite as error:
                 if error.update is None:  # of this rank's micro-batch alone: the others do not know
                     raise

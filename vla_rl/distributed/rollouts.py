@@ -41,15 +41,16 @@ class ClusterRollouts:
     So a run is repeated bit for bit whatever the speed of its processes, and a collector that is faster than the
     learner waits: ``staleness`` rollouts of a shard are asked for ahead, no more. With staleness 0 the learner waits
     for its collectors; with 1 they collect the next rollout while it learns. Each shard has its part of every batch, so
-    environments that end early are not over-represented.
+    environments that end early are not over-represented. ``kept``: as of a Collector; what ``policy`` stored is where
+    one process has it.
     """
 
     def __init__(
         self, pool: CollectorPool, starts: TrainingStarts, *, shards: int, num_envs: int, staleness: int,
-        device: torch.device,
+        policy: Policy, kept: int,
     ) -> None:  # fmt: skip
         self.pool, self.starts, self.shards, self.num_envs = pool, starts, shards, num_envs
-        self.staleness, self.device, self.timer = staleness, device, Timer()
+        self.staleness, self.policy, self.kept, self.timer = staleness, policy, kept, Timer()
         self.failures: list[Any] = []
         self._weights: dict[int, Any] = {}  # version -> reference, of the newest and of those of ``_ahead``
         self._states = [pool.states[shard] for shard in range(shards)]  # after the rollouts that the learner has taken
@@ -78,7 +79,9 @@ class ClusterRollouts:
         self._ask_ahead(lambda ahead: Asked(version=self._version, offset=offset(ahead)))
         packed = self._take_packed()
         with self.timer.section("sync"):
-            return ActedChunk.side_by_side([one.unpack(self.device) for one in packed if isinstance(one, PackedChunk)])
+            return ActedChunk.side_by_side(
+                [one.unpack(self.policy.device) for one in packed if isinstance(one, PackedChunk)]
+            )
 
     def _ask_ahead(self, ask: Callable[[int], Asked]) -> None:
         while len(self._ahead) <= self.staleness:
@@ -114,8 +117,9 @@ class ClusterRollouts:
         """The next rollout, when all shards have it."""
         packed = self._take_packed()
         with self.timer.section("sync"):
-            parts = [one.unpack().to(self.device) for one in packed if isinstance(one, PackedRecord)]
-            return Experience.side_by_side(parts)
+            parts = [one.unpack() for one in packed if isinstance(one, PackedRecord)]
+            inputs = self.policy.stored_on(max(self.kept, sum(part.valid.numel() for part in parts)))
+            return Experience.side_by_side([part.placed(self.policy.device, inputs=inputs) for part in parts])
 
     def _take_packed(self) -> list[PackedRecord[Experience] | PackedChunk]:
         """That of each shard."""
@@ -171,7 +175,7 @@ class ClusterRollouts:
         self._weights = {version: ray.put(PackedTensors.of(tensors)) for version, tensors in weights.items()}
         self._ahead.clear()
         self._taken = self._asked
-        for asked in asked_ahead(state, self.device):
+        for asked in asked_ahead(state, self.policy.device):
             self._submit(asked)
 
     def close(self) -> None:
@@ -218,7 +222,8 @@ def make_cluster_rollouts(
             shards=shards,
             num_envs=env.spec.num_envs,
             staleness=experiment.algorithm.staleness,
-            device=device,
+            policy=policy,
+            kept=kept,
         )
 
     return make

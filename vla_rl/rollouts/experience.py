@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from episodes.schema import POLICY
 from sims.devices.crossing import crossing
 from sims.tensor_dataclass import TensorDataclass, rows
 
@@ -22,7 +23,8 @@ class Experience(TensorDataclass):
     ``inputs``: what ``Policy.store`` kept of the observation. ``reward`` is discounted within the chunk, whose own
     discount is gamma ** num_executed. ``next_value`` belongs to the chunk's true successor, also where the episode was
     truncated. ``valid`` is False after an episode's end and where the simulator failed: no loss may use such chunks.
-    ``actor``: who acted, an index into ``episodes.schema.ACTORS``. ``true_success``: the environment's own, where a
+    ``actor``: who acted, an index into ``episodes.schema.ACTORS``; ``trace`` and ``log_prob`` are the policy's also
+    where it was a person. ``true_success``: the environment's own, where a
     learned reward decides ``success``; nothing learns from it. ``advantage``,
     ``value_target`` and ``weight`` (which averages to one over the batch) are filled by an algorithm,
     ``proximal_log_prob`` and ``behavior_weight`` where older weights acted (vla_rl/algorithms/decoupled.py).
@@ -62,15 +64,32 @@ class Experience(TensorDataclass):
     def __getitem__(self, index: Any) -> Experience:
         return self.map(lambda tensor: rows(tensor, index_of(tensor, index)))
 
+    def placed(self, device: torch.device, *, inputs: torch.device) -> Experience:
+        """On ``device``, its ``inputs`` on another, such as the host."""
+        stored = {id(tensor) for tensor in self.inputs.tensors()}
+        return self.map(lambda tensor: tensor.to(inputs if id(tensor) in stored else device))
+
     def select_envs(self, env_ids: Int[Tensor, " n"]) -> Experience:
         """These environments of [T, N]."""
         return self.map(lambda tensor: tensor[:, index_of(tensor, env_ids)])
 
     def valid_chunks(self) -> Experience:
         """The valid chunks of [T, N], flat [B]."""
+        return self._chunks(self.valid)
+
+    def own_chunks(self) -> Experience:
+        """``own`` of [T, N], flat [B]."""
+        return self._chunks(self.own)
+
+    def _chunks(self, chosen: Bool[Tensor, "T N"]) -> Experience:
         with crossing("outcomes"):
-            index = self.valid.flatten().nonzero().flatten()
+            index = chosen.flatten().nonzero().flatten()
         return self.map(lambda tensor: tensor.flatten(0, 1))[index]
+
+    @property
+    def own(self) -> Bool[Tensor, "*B"]:
+        """The valid chunks that the policy acted, and no person."""
+        return self.valid & (self.actor == POLICY)
 
     @property
     def done(self) -> Bool[Tensor, "*B"]:

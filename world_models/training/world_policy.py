@@ -72,6 +72,11 @@ class WorldPolicy:
     def log_prob_steps(self) -> int:
         return self.kernel.scored_steps
 
+    @property
+    def learns_spread(self) -> bool:
+        """It has no noise head."""
+        return False
+
     def _predict(self, query: PredictionQuery) -> Predict:
         shape = self.model.latent_shape
 

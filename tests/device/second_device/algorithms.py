@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 
 from episodes.store import EpisodeStore
+from policies.denoising.kernels import FlowNoiseConfig
 from policies.device import CPU
+from policies.policy import Policy
 from policies.pretrained.storage import StorageConfig
 from tests import dot_episodes
 from tests.device.second_device import DEVICE
@@ -35,9 +38,15 @@ from vla_rl.algorithms.algorithm import Algorithm
 from vla_rl.algorithms.grpo import GRPO
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.bench.transfers import TransferCounter
+from vla_rl.distributed.arrays import PackedRecord
+from vla_rl.distributed.learners import _do as do
+from vla_rl.distributed.rollouts import ClusterRollouts
+from vla_rl.distributed.worker import Answer, Request
 from vla_rl.rewards.bundle import CLASSIFIER, PROGRESS, load_reward_model
 from vla_rl.rewards.labels import LabeledEpisodes
 from vla_rl.rewards.progress.model import ProgressConfig
+from vla_rl.rollouts.experience import Experience
+from vla_rl.rollouts.starts import TrainingStarts
 from vla_rl.runners.iterations import algorithm_state, restore_algorithm
 from vla_rl.runners.progress import fit_progress
 from vla_rl.runners.reward import fit_classifier
@@ -65,7 +74,8 @@ def test_an_algorithm_trains_and_only_named_tensors_cross(name: str, side: torch
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
 def test_prefixes_may_be_kept_in_the_hosts_memory(name: str) -> None:
     env = PointEnv(num_envs=4, max_steps=24, device=DEVICE)
-    kept = dataclasses.replace(CONFIGS["smolvla"], storage=StorageConfig(where="host"))
+    storage = StorageConfig(where="host")
+    kept = dataclasses.replace(CONFIGS["smolvla"], explore=FlowNoiseConfig(steps=3), storage=storage)
     policy, changed = policy_of(env, SECOND, kept), {"frozen": ("encoder",), "reference_weight": 0.0}
     learner: Algorithm
     if name == "ppo":
@@ -80,6 +90,54 @@ def test_prefixes_may_be_kept_in_the_hosts_memory(name: str) -> None:
     assert counter.unnamed == {}
     assert "prefixes" in counter.counts
     assert 0 <= metrics["kl"] <= 1e-9  # the update computes the log-probs of the rollout
+
+
+class Collected:
+    """A CollectorPool whose collector has answered."""
+
+    states: ClassVar[dict[int, Any]] = {0: {}}
+    count = 1
+
+    def __init__(self, rollout: Experience) -> None:
+        self._rollout = pickle.dumps(PackedRecord.of(rollout))
+
+    def submit(self, request: Request, weights: object) -> None:
+        self._number = request.number
+
+    def next_answer(self) -> Answer:
+        rollout = pickle.loads(self._rollout)
+        return Answer(shard=0, number=self._number, rollout=rollout, state={}, times={}, spans=())
+
+
+class PlacedUpdate:
+    """What a learner beside the first does with a batch: notes where it lies."""
+
+    device = DEVICE
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def run(self, batch: Experience, **settings: object) -> None:
+        self.batch = batch
+
+
+@pytest.mark.parametrize("where", ["host", "device", "recompute"])
+def test_prefixes_lie_as_in_one_process_where_a_cluster_collects_or_several_learn(where: str) -> None:
+    env = PointEnv(num_envs=4, max_steps=24, device=DEVICE)
+    kept = dataclasses.replace(CONFIGS["smolvla"], storage=StorageConfig(where=where))
+    policy = policy_of(env, SECOND, kept)
+    update = dataclasses.replace(UPDATE, frozen=("encoder",), entropy_weight=0.0)
+    ppo = PPO(PPOConfig(chunks=2, critic_warmup=0, update=update), policy, env, seed=1)
+    rollout = ppo.collector.collect(2)
+    pool: Any = Collected(rollout)
+    starts = TrainingStarts(seed=0, num_tasks=3, failure_weight=0.0)
+    cluster = ClusterRollouts(pool, starts, shards=1, num_envs=4, staleness=0, policy=policy, kept=8)
+    cluster.publish(0, {})
+    learner: Any = PlacedUpdate(policy)
+    do(learner, "run", pickle.dumps((PackedRecord.of(rollout), True, None)), divided=False)
+    for other in (cluster.collect(2), learner.batch):
+        assert [one.device for one in other.tensors()] == [one.device for one in rollout.tensors()]
+        assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(other.tensors(), rollout.tensors(), strict=True))
 
 
 @pytest.mark.parametrize("side", SIDES.values(), ids=SIDES.keys())

@@ -14,7 +14,7 @@ from sims.devices.crossing import crossing
 from sims.devices.env_on_device import on_device
 from tests import dot_episodes
 from tests.device.second_device import DEVICE
-from tests.device.small_models import FLOW, SECOND, UPDATE
+from tests.device.small_models import NOISY, SECOND, UPDATE
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.bench.transfers import TransferCounter
 from vla_rl.config.imagination import WorldModelConfig
@@ -106,7 +106,7 @@ def test_ppo_in_imagined_rollouts(world: tuple[Path, Path]) -> None:
     assert env.spec.device == DEVICE
     assert on_device(env, DEVICE) is env
     torch.manual_seed(0)
-    config = dataclasses.replace(FLOW, action_horizon=4, expert=ActionExpertConfig(depth=1, action_patch=4))
+    config = dataclasses.replace(NOISY, action_horizon=4, expert=ActionExpertConfig(depth=1, action_patch=4))
     policy = SECOND.place(build_policy(config, dot_episodes.ROBOT))
     learner = PPO(PPOConfig(chunks=2, critic_warmup=0, update=UPDATE), policy, env, seed=0)
     learner.iterate()
