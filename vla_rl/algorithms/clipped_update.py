@@ -36,10 +36,12 @@ def _any_older(batch: Experience, version: int) -> bool:
         return bool((batch.policy_version < version).any())
 
 
-def _normalized(advantage: Float[Tensor, " B"], weight: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-    """To mean 0 and standard deviation 1 of those with a weight, if they are several."""
-    with crossing("metrics"):
-        weighed = advantage[weight > 0]
+def _normalized(advantage: Float[Tensor, " B"], weight: Float[Tensor, " B"] | None) -> Float[Tensor, " B"]:
+    """To mean 0 and standard deviation 1, of those with a ``weight`` where some have none; not of a single one."""
+    weighed = advantage
+    if weight is not None:
+        with crossing("metrics"):
+            weighed = advantage[weight > 0]
     return (advantage - weighed.mean()) / (weighed.std() + 1e-8) if len(weighed) > 1 else advantage
 
 
@@ -199,16 +201,19 @@ class ClippedUpdate:
     def _minibatches(self, batch: Experience) -> Iterator[Experience]:
         """Of every epoch, with normalized advantages."""
         size = self.config.minibatch
+        assert batch.weight is not None
+        with crossing("metrics"):
+            all_count = bool((batch.weight > 0).all())
         for _ in range(self.config.epochs):
             order = torch.randperm(len(batch), generator=self.generator, device=self.device)
             for index in order.split(size) if len(order) else ():
                 if len(index) * 2 < min(size, len(batch)):  # the gradient of a small remainder is mostly noise
                     continue
                 minibatch = batch[index]
-                advantage, weight = minibatch.advantage, minibatch.weight
-                assert advantage is not None and weight is not None
+                advantage = minibatch.advantage
+                assert advantage is not None
                 if self.config.normalize_advantage:
-                    advantage = _normalized(advantage, weight)
+                    advantage = _normalized(advantage, None if all_count else minibatch.weight)
                 yield dataclasses.replace(minibatch, advantage=advantage)
 
     def _audit_once(self, minibatch: Experience) -> None:
