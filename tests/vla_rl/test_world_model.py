@@ -251,7 +251,7 @@ def test_another_interval_than_that_of_the_thresholds_is_refused(tmp_path: Path)
     with pytest.raises(WorldModelError, match=message):
         evaluate(ONE_STEP, tmp_path, stores)
     with pytest.raises(WorldModelError, match=message):
-        make_imagined_env(ONE_STEP, fitted, starts, max_steps=8)
+        make_imagined_env(ONE_STEP, fitted, starts, limits={"go": 8})
 
 
 def test_a_task_that_the_simulator_lacks_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from episodes.catalog import Entry
 from episodes.store import EpisodeStore
 from policies.device import CPU, Device, make_generator
 from policies.policy import RobotSpec
@@ -68,6 +69,19 @@ def open_clips_for(fitted: FittedWorldModel, stores: Sequence[Path], part: Part)
     clips = open_clips(stores, fitted.info.dynamics, part, cameras=fitted.info.robot.cameras)
     check_robot(fitted.info, robot_of(stores, clips), what="the recorded robot")
     return clips
+
+
+def recorded_limits(entries: Iterable[Entry]) -> dict[str, int]:
+    """Control steps of the longest recorded episode of each task, by task, in the order of their first episodes."""
+    limits: dict[str, int] = {}
+    for entry in entries:
+        limits[entry.task] = max(entry.steps, limits.get(entry.task, 0))
+    return limits
+
+
+def time_limits(spec: EnvSpec | None, fitted: FittedWorldModel, stores: Sequence[Path]) -> dict[str, int]:
+    """By task, of the environment; without one of all recorded episodes of ``stores``, held-out ones or not."""
+    return recorded_limits(open_clips_for(fitted, stores, "all").entries) if spec is None else spec.limits
 
 
 def check_simulator(info: WorldModelInfo, clips: ClipSampler, spec: EnvSpec) -> None:
@@ -282,16 +296,16 @@ def reference_error(dynamics: FlowWorldModel, calibration: ClipSampler, *, seed:
 
 
 def make_imagined_env(
-    config: WorldModelConfig, fitted: FittedWorldModel, starts: ImaginedStarts, *, max_steps: int
+    config: WorldModelConfig, fitted: FittedWorldModel, starts: ImaginedStarts, *, limits: Mapping[str, int]
 ) -> ImaginedEnv:
-    """Imagined episodes of the tasks of ``starts``, each of at most ``max_steps`` control steps."""
+    """Imagined episodes of the tasks of ``starts``. ``limits``: control steps of each task's longest episode."""
     check_reward_every(fitted.info, config)
     return ImaginedEnv(
         config.imagined_env,
         fitted.dynamics,
         fitted.reward_model,
         starts,
-        limits=[max_steps] * len(starts.tasks),
+        limits=[limits[task] for task in starts.tasks],
         reference_error=fitted.info.reference_error,
         fingerprint=fitted.sha256[:16],
     )
