@@ -6,7 +6,7 @@ world model -> evaluate it -> train in imagined episodes -> validate in the real
 The algorithm is the one that would run in the simulator. Every real control step is counted, those of validation too.
 For every threshold that the world model's evaluation misses, or does not measure, imagined episodes are halved, and
 once more where its images are no better than a copy of the first one; below ``stop_below_auc`` nothing is trained in
-it, nor by GRPO, which needs whole episodes, where anything is missed. The run ships the policy with the best
+it, nor by GRPO or RECAP, which need whole episodes, where anything is missed. The run ships the policy with the best
 validation.
 """
 
@@ -115,8 +115,9 @@ def refusal(report: Mapping[str, Any], thresholds: EvaluationThresholds, algorit
     """Why nothing is to be trained in the world model; None where something is."""
     if misled(report, thresholds):
         return f"its AUC of success, {outcome_auc(report):.2f}, is below stop_below_auc ({thresholds.stop_below_auc})"
-    if needs_whole_episodes(algorithm) and (names := missed(report, thresholds)):
-        return f"it misses {', '.join(names)}, which would halve imagined episodes, and GRPO needs whole ones"
+    needs = needs_whole_episodes(algorithm)
+    if needs is not None and (names := missed(report, thresholds)):
+        return f"it misses {', '.join(names)}, which would halve imagined episodes, and {needs} needs whole ones"
     return None
 
 
