@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -20,6 +21,7 @@ from real_robot.corrections.human_input import RawInput
 from real_robot.corrections.settings import ControlSettings
 from real_robot.corrections.web import Address
 from sims.errors import UserError
+from sims.vector_env import Step
 from tests import dot_episodes
 from tests.browser import TIMEOUT_MS, needs_chromium, wait_until
 from tests.corrections.scripted_operator import open_session
@@ -110,6 +112,24 @@ def test_the_time_is_over_where_the_simulators_is(fitted: FittedWorldModel, clip
         assert session.ended == ""
         session.step(RawInput(deadman=True))
     assert session.moment(5)["ended"] == "the time is over"
+
+
+class FailingEnv(dot_episodes.DotEnv):
+    """Its simulator fails in the second step."""
+
+    def step(self, action: torch.Tensor) -> Step:
+        step, no = super().step(action), torch.zeros(1, dtype=torch.bool)
+        return step if self.elapsed < 2 else dataclasses.replace(step, valid=no, truncated=~no, terminated=no)
+
+
+def test_a_simulator_that_fails_is_not_taken_for_the_end_of_the_time(
+    fitted: FittedWorldModel, clips: ClipSampler
+) -> None:
+    session = make_session(fitted, clips, FailingEnv())
+    for _ in range(2):
+        assert session.ended == ""
+        session.step(RIGHT)
+    assert session.ended == "the simulator failed; begin again"
 
 
 def test_without_a_simulator_the_imagined_robot_is_alone(fitted: FittedWorldModel, clips: ClipSampler) -> None:

@@ -178,6 +178,8 @@ def test_every_real_step_is_counted(run: Path) -> None:
     validations = [stage for name, stage in stages.items() if name.startswith("validate_")]
     assert len(validations) == 5
     assert stages["reinforce"]["validation_steps"] == sum(2 * stage["mean_steps"] for stage in validations)
+    evaluated = [stages[f"evaluate_model_{number}"]["control_steps"] for number in range(2)]
+    assert stages["reinforce"]["evaluation_steps"] == sum(evaluated)
     starts = [entry.seed for store in recorded for entry in store.entries()]
     assert len(set(starts)) == 10
     for store in recorded:
@@ -205,7 +207,7 @@ def test_a_replayed_episode_shows_what_was_recorded(run: Path) -> None:
     env = make_env(experiment.sim)
     try:
         for sequence in recorded_sequences(clips)[:2]:
-            again = replayed_chunks(env, clips, sequence, 8)
+            again, _ = replayed_chunks(env, clips, sequence, 8)
             shown = recorded_chunks(clips, sequence.episode, 8)
             for name in ("action", "length", "frames"):
                 assert torch.equal(getattr(again, name), getattr(shown, name)), name

@@ -17,7 +17,7 @@ from policies.bundle import Provenance, save_bundle
 from policies.device import CPU
 from policies.registry import build_policy
 from sims.errors import UserError
-from sims.vector_env import StartState, VectorEnv
+from sims.vector_env import StartState, Step, VectorEnv
 from tests import dot_episodes
 from tests.policies.small_configs import CONFIGS
 from tests.vla_rl.command import answer
@@ -203,6 +203,35 @@ def test_the_environments_cameras_are_predicted_whatever_a_store_holds(tmp_path:
         rounds.fit(0, bundle)
         assert rounds.evaluate(0)["episodes"] > 0
     assert load_world_model(rounds.folder(0) / WORLD_MODEL_FILE).info.robot == dot_episodes.ROBOT
+
+
+class CountedSteps(dot_episodes.DotEnv):
+    """``taken``: control steps of episodes that had not ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken, self.ended = 0, True
+
+    def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
+        self.ended = False
+        super().reset(env_ids, start=start)
+
+    def step(self, action: torch.Tensor) -> Step:
+        self.taken += not self.ended
+        step = super().step(action)
+        self.ended = bool(step.done.any())
+        return step
+
+
+def test_real_steps_of_the_evaluation_are_counted(tmp_path: Path) -> None:
+    """Those of swapped sequences, and of their videos."""
+    store = dot_episodes.store(tmp_path / "store", 120)
+    path = tmp_path / WORLD_MODEL_FILE
+    save_world_model(*dot_episodes.models(), path, reference_error=1.0, metrics={}, reward_every=4)
+    env = CountedSteps()
+    report = evaluate(ONE_STEP, tmp_path, [store.path], env)
+    assert report["control_steps"] == env.taken > 0
+    assert evaluate(ONE_STEP, tmp_path, [store.path])["control_steps"] == 0
 
 
 def test_episodes_without_observations_a_chunk_apart_are_not_fitted_to(tmp_path: Path) -> None:

@@ -117,6 +117,8 @@ class DriveSession:
         ended = "the time is over" if bool(step.truncated[0]) else ""
         if bool(step.terminated[0]):
             ended = "the simulator's episode is over"
+        if not bool(step.valid[0]):
+            ended = "the simulator failed; begin again"
         return self._true_moment(self._env.observe([0]), success=bool(step.success[0]), ended=ended)
 
     def _true_moment(self, obs: Observation, *, success: bool, ended: str) -> TrueMoment:

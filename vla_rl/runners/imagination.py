@@ -3,7 +3,8 @@
 Each round: record episodes with the exploring policy -> clone their successes; every ``imagine_every`` rounds: fit the
 world model -> evaluate it -> train in imagined episodes -> validate in the real environment.
 
-The algorithm is the one that would run in the simulator. Every real control step is counted, those of validation too.
+The algorithm is the one that would run in the simulator. Every real control step is counted, those of
+validation and of evaluating world models too.
 For every threshold that the world model's evaluation misses, or does not measure, imagined episodes are halved, and
 once more where its images are no better than a copy of the first one; below ``stop_below_auc`` nothing is trained in
 it, nor by GRPO or RECAP, which need whole episodes, where anything is missed. The run ships the policy with the best
@@ -170,12 +171,15 @@ class Rounds:
         return [*self.given, *(self.demonstrations if self.settings.demonstrations else []), *self.episodes]
 
     def real_steps(self) -> dict[str, int]:
-        """Control steps in the real environment so far: recorded, and of validation."""
+        """Control steps in the real environment so far: recorded, of validation, and of evaluating world models."""
         stages = self.run.stages()
         validated = [one for name, one in stages.items() if name.startswith("validate_") and one["episodes"]]
         return {
             "real_steps": sum(one["control_steps"] for name, one in stages.items() if name.startswith("record_")),
             "validation_steps": sum(round(one["mean_steps"] * one["episodes"]) for one in validated),
+            "evaluation_steps": sum(
+                one["control_steps"] for name, one in stages.items() if name.startswith("evaluate_model_")
+            ),
         }
 
     def validate(self, name: str, bundle: Path) -> Validated:

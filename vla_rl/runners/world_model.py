@@ -321,7 +321,10 @@ def evaluate_world_model(
     seed: int,
     device: Device = CPU,
 ) -> dict[str, Any]:
-    """The evaluation of the world model in ``directory`` on held-out episodes of ``stores``; writes videos there."""
+    """The evaluation of the world model in ``directory`` on held-out episodes of ``stores``; writes videos there.
+
+    ``control_steps``: of both in ``env``.
+    """
     fitted, steps = load_world_model(directory / WORLD_MODEL_FILE, device), config.no_action_steps
     no_action = load_world_model(no_action_path(directory, steps), device).dynamics if steps else None
     clips, every = open_clips_for(fitted, stores, "held_out"), config.imagined_env.reward_every
@@ -335,6 +338,7 @@ def evaluate_world_model(
         fitted, clips, directory / "videos", env=env, divergence=divergence, reward_every=every, seed=seed
     )
     return report | {
+        "control_steps": report["control_steps"] + sum(one.control_steps for one in compared),
         "videos": [str(one.video) for one in compared],
         "reference_image_difference": divergence.reference_image_difference,
         "divergence": {one.video.stem: {"step": one.divergence_step, "reason": one.reason} for one in compared},
