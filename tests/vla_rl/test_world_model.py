@@ -14,6 +14,7 @@ import torch
 from episodes.schema import Episode
 from episodes.store import EpisodeStore
 from policies.bundle import Provenance, save_bundle
+from policies.compact_encoder import HasCompactEncoder
 from policies.device import CPU
 from policies.registry import build_policy
 from sims.errors import UserError
@@ -120,6 +121,30 @@ def test_a_folder_goes_on_with_what_it_was_fitted_to_alone(tmp_path: Path) -> No
     unlike = replace(ONE_STEP, imagined_env=ImaginedEnvConfig(num_envs=2, branch_steps=4), no_action_steps=1)
     fit_world_model(unlike, stores[:1], folder, seed=0)
     assert load_world_model(folder / WORLD_MODEL_FILE).sha256 == first
+
+
+def test_a_folder_goes_on_with_the_encoder_that_it_was_fitted_with_alone(tmp_path: Path) -> None:
+    """A finished world model is not taken for one that keeps another policy's encoder, or a policy's at all."""
+
+    def policy(seed: int) -> HasCompactEncoder:
+        torch.manual_seed(seed)
+        policy = build_policy(CONFIGS["denoising"], dot_episodes.ROBOT)
+        assert isinstance(policy, HasCompactEncoder)
+        return policy
+
+    stores = [dot_episodes.store(tmp_path / "store", 24).path]
+    same = replace(ONE_STEP.reward_model, encoder=policy(1).encoder.config)
+    kept = replace(ONE_STEP, reward_model=replace(same, frozen_encoder=True))
+    fit_world_model(kept, stores, tmp_path / "kept", seed=0, policy=policy(1))
+    with pytest.raises(WorldModelError, match="holds a world model, or a part of its fit, with other settings"):
+        fit_world_model(kept, stores, tmp_path / "kept", seed=0, policy=policy(2))
+    fit_world_model(kept, stores, tmp_path / "kept", seed=0, policy=policy(1))
+    begun = replace(ONE_STEP, reward_model=same)
+    fit_world_model(begun, stores, tmp_path / "none", seed=0)
+    with pytest.raises(WorldModelError, match="the encoder of another policy"):
+        fit_world_model(begun, stores, tmp_path / "none", seed=0, policy=policy(1))
+    fit_world_model(ONE_STEP, stores, tmp_path / "other", seed=0)
+    fit_world_model(ONE_STEP, stores, tmp_path / "other", seed=0, policy=policy(1))  # it takes nothing of this one
 
 
 def evaluate(config: WorldModelConfig, folder: Path, stores: Sequence[Path], env: VectorEnv | None = None) -> Any:

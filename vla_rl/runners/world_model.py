@@ -36,7 +36,7 @@ from world_models.imagined_env import ImaginedEnv
 from world_models.models.autoencoder import Autoencoder
 from world_models.models.flow_model import FlowWorldModel
 from world_models.registry import DynamicsConfig, build_world_model
-from world_models.reward_model import RewardModel, takes_encoder
+from world_models.reward_model import RewardModel, taken_digest
 from world_models.training.autoencoder import AutoencoderFit
 from world_models.training.distillation import Distillation
 from world_models.training.dynamics import DynamicsFit
@@ -136,9 +136,10 @@ def fit_world_model(
 ) -> dict[str, Any]:
     """Fit dynamics, then the reward model, into ``directory``; what is finished there is not repeated.
 
-    WorldModelError where ``directory`` holds a fit with other settings, episodes, seed or ``start``, and, before
-    anything is fitted, where the episodes hold too few successes for a reward model or few observations a whole chunk
-    apart (``ClipSampler.check_full_gaps``), or where ``policy`` lacks the encoder that the reward model is to keep.
+    WorldModelError where ``directory`` holds a fit with other settings, episodes, seed, ``start`` or encoder, and,
+    before anything is fitted, where the episodes hold too few successes for a reward model or few observations a whole
+    chunk apart (``ClipSampler.check_full_gaps``), or where ``policy`` lacks the encoder that the reward model is to
+    keep.
 
     ``cameras``: to predict, in this order; None: all that were recorded. ``policy``: the reward model starts from its
     encoder, if it has one of the same settings. ``start``: an earlier world model whose dynamics are fitted further.
@@ -147,14 +148,14 @@ def fit_world_model(
     calibration = open_clips(stores, config.dynamics, "calibration", cameras=clips.cameras)
     robot = robot_of(stores, clips)
     try:
-        takes_encoder(policy, config.reward_model)
+        taken = taken_digest(policy, config.reward_model)
     except ValueError as error:
         raise WorldModelError(f"imagination.model.reward_model: {error}") from None
     success_observations(clips, config.reward_model)
     clips.check_full_gaps()
     earlier = load_world_model(start, device) if start is not None else None
     path = directory / WORLD_MODEL_FILE
-    with _fit_folder(directory, config, [clips, calibration], seed=seed, start=earlier):
+    with _fit_folder(directory, config, [clips, calibration], seed=seed, start=earlier, taken=taken):
         if not path.exists():
             dynamics = fit_dynamics(
                 config, config.dynamics, clips, robot, directory / "dynamics", seed=seed, start=earlier, device=device
@@ -194,15 +195,22 @@ def _fit_folder(
     *,
     seed: int,
     start: FittedWorldModel | None,
+    taken: str | None,
 ) -> AbstractContextManager[None]:
-    """With what its models depend on. WorldModelError where that differs."""
+    """With what its models depend on; ``taken``: of a policy. WorldModelError where that differs."""
     settings = {name: value for name, value in flat_settings(config).items() if not name.startswith(USE_SETTINGS)}
     settings["imagined_env.reward_every"] = config.imagined_env.reward_every  # thresholds are set with it
     episodes = hashlib.sha256("".join(part.outcomes() for part in clips).encode()).hexdigest()
-    fitted_to = {"settings": settings, "seed": seed, "episodes": episodes, "start": start and start.sha256}
+    fitted_to = {
+        "settings": settings,
+        "seed": seed,
+        "episodes": episodes,
+        "start": start and start.sha256,
+        "policy": taken,
+    }
     otherwise = WorldModelError(
-        f"{directory} holds a world model, or a part of its fit, with other settings, episodes or another seed; "
-        "choose another folder (--out), or delete this one"
+        f"{directory} holds a world model, or a part of its fit, with other settings, episodes or another seed, "
+        "or with the encoder of another policy; choose another folder (--out), or delete this one"
     )
     return fit_folder(directory, fitted_to, otherwise=otherwise, beside=(EPISODES, CLONE))
 
