@@ -15,8 +15,9 @@ import torch
 from benchmarks.world_model import one_seed
 from episodes.recorder import RecordedEnv
 from episodes.store import EpisodeStore
-from policies.bundle import read_bundle_info
+from policies.bundle import read_bundle_info, save_bundle
 from policies.registry import build_policy
+from policies.residual.policy import ResidualConfig
 from sims.errors import UserError
 from sims.registry import make_env
 from sims.vector_env import Observation, StartState, VectorEnv
@@ -27,11 +28,14 @@ from tests.worlds import ChainEnv
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig, RecapConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig
+from vla_rl.cli.arguments import load_experiment as load_named
 from vla_rl.cli.main import main
-from vla_rl.config.experiment import Experiment
-from vla_rl.config.imagination import EvaluationThresholds, ImaginationConfig
+from vla_rl.config.environments import NoSimulatorConfig
+from vla_rl.config.errors import ConfigError
+from vla_rl.config.experiment import Experiment, FromBundle
+from vla_rl.config.imagination import EvaluationThresholds, ImaginationConfig, WorldModelConfig
 from vla_rl.config.loader import load_config
-from vla_rl.runners.checks import check_imagined_time_limit
+from vla_rl.runners.checks import SpecOnly, check_experiment, check_imagined_time_limit
 from vla_rl.runners.imagination import (
     Perturbed,
     Rounds,
@@ -372,6 +376,36 @@ def test_an_imagined_episode_that_is_cut_off_may_not_count_as_failed(
     assert stopped.value.code == 2
     assert "'algorithm.time_limit' must be bootstrap with imagination" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("simulated", "imagined"), [(64, 4), (1, 64)])
+def test_imagined_environments_count_for_the_warm_up(simulated: int, imagined: int, tmp_path: Path) -> None:
+    """Not those of the simulator, in which the algorithm never acts."""
+    env = dot_episodes.DotEnv()
+    env.spec = replace(env.spec, num_envs=simulated)
+    save_bundle(build_policy(CONFIGS["gaussian"], dot_episodes.ROBOT), tmp_path / "bundle")
+    model = WorldModelConfig(
+        dynamics=dot_episodes.DYNAMICS, imagined_env=ImaginedEnvConfig(num_envs=imagined, reward_every=2)
+    )
+    experiment = Experiment(
+        sim=NoSimulatorConfig(),
+        device="cpu",
+        start=FromBundle(path=tmp_path / "bundle", residual=ResidualConfig()),
+        algorithm=OffPolicyConfig(iterations=5, chunks=20, warmup=500, demonstration_share=0.0, shift=0),
+        imagination=ImaginationConfig(model=model),
+    )
+    if 5 * 20 * imagined > 500:
+        check_experiment(experiment, SpecOnly(env.spec))
+    else:
+        with pytest.raises(UserError, match=r"must be below the 400 chunks .* 20 in each of 4 environments"):
+            check_experiment(experiment, SpecOnly(env.spec))
+
+
+def test_groups_run_side_by_side_in_imagined_environments_alone() -> None:
+    """The simulator records and validates only, in as many environments as it likes."""
+    assert load_named(Path("imagined_grpo"), ("--sim.num_envs", "1")).sim.num_envs == 1
+    with pytest.raises(ConfigError, match=r"imagined_env.num_envs \(12\) must be a multiple of algorithm.group_size"):
+        load_named(Path("imagined_grpo"), ("--imagination.model.imagined_env.num_envs", "12"))
 
 
 @pytest.mark.parametrize("setting", ["imagination.observe_every", "start.observe_every"])
