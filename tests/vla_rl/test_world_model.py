@@ -30,7 +30,8 @@ from vla_rl.config.imagination import ImaginationConfig, WorldModelConfig
 from vla_rl.config.loader import load_config, save_config
 from vla_rl.runners.checks import check_experiment
 from vla_rl.runners.evaluate import PolicyActor, run_episodes
-from vla_rl.runners.imagination import Rounds, compare_success
+from vla_rl.runners.imagination import Rounds
+from vla_rl.runners.imagined_success import compare_success
 from vla_rl.runners.logs import evaluate_imagined, recorded_spec
 from vla_rl.runners.world_model import (
     WORLD_MODEL_FILE,
