@@ -36,7 +36,7 @@ from vla_rl.bench.record import write_record
 from vla_rl.config.experiment import Experiment, FromBundle
 from vla_rl.config.loader import load_config, save_config
 from vla_rl.runners.evaluate import evaluate_policy
-from vla_rl.runners.imagination import compare_success
+from vla_rl.runners.imagined_success import compare_success
 from vla_rl.runners.train import train
 from vla_rl.runners.world_model import WORLD_MODEL_FILE
 from vla_rl.runs.checkpoint import latest_checkpoint, load_checkpoint, load_tree
@@ -144,7 +144,7 @@ def one_seed(experiment: Experiment, simulated: Experiment, work: Path, *, times
         alone = finished(without, work / "alone")
         runs["imagination"], bundles["imagination"] = alone["result"]["rl"], alone["dir"] / "bundle"
         runs["loop"], bundles["loop"] = whole["result"]["rl"], folder / "bundle"
-    real_steps = stages["reinforce"]["real_steps"] + stages["reinforce"]["validation_steps"]
+    real_steps = sum(stages["reinforce"][f"{kind}_steps"] for kind in ("real", "validation", "evaluation"))
     taken = {"loop": real_steps}
     for factor in times:
         name = f"simulator {factor}x"
@@ -162,7 +162,7 @@ def one_seed(experiment: Experiment, simulated: Experiment, work: Path, *, times
         "stopped_by_the_evaluation": f"imagine_{last}" not in stages,
         "real_control_steps": taken,
         "evaluation": {name: one for name, one in stages[f"evaluate_model_{last}"].items() if name != "videos"},
-        "reward_model": {name: value for name, value in stages[f"fit_{last}"].items() if name != "world"},
+        "reward_model": {k: value for k, value in stages[f"fit_{last}"].items() if k not in ("world", "fitted_to")},
         "rows": [{**row, "seeds": [experiment.seed]} for row in rows],
     }
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ import torch
 from episodes.schema import Episode
 from episodes.store import EpisodeStore
 from policies.bundle import Provenance, save_bundle
+from policies.compact_encoder import HasCompactEncoder
 from policies.device import CPU
 from policies.registry import build_policy
 from sims.errors import UserError
-from sims.vector_env import StartState, VectorEnv
+from sims.vector_env import StartState, Step, VectorEnv
 from tests import dot_episodes
 from tests.policies.small_configs import CONFIGS
 from tests.vla_rl.command import answer
@@ -28,12 +30,15 @@ from vla_rl.config.imagination import ImaginationConfig, WorldModelConfig
 from vla_rl.config.loader import load_config, save_config
 from vla_rl.runners.checks import check_experiment
 from vla_rl.runners.evaluate import PolicyActor, run_episodes
-from vla_rl.runners.imagination import Rounds, compare_success
+from vla_rl.runners.imagination import Rounds
+from vla_rl.runners.imagined_success import compare_success
+from vla_rl.runners.logs import evaluate_imagined, recorded_spec
 from vla_rl.runners.world_model import (
     WORLD_MODEL_FILE,
     evaluate_world_model,
     fit_world_model,
     make_imagined_env,
+    no_action_path,
     open_clips,
     open_clips_for,
 )
@@ -122,6 +127,30 @@ def test_a_folder_goes_on_with_what_it_was_fitted_to_alone(tmp_path: Path) -> No
     assert load_world_model(folder / WORLD_MODEL_FILE).sha256 == first
 
 
+def test_a_folder_goes_on_with_the_encoder_that_it_was_fitted_with_alone(tmp_path: Path) -> None:
+    """A finished world model is not taken for one that keeps another policy's encoder, or a policy's at all."""
+
+    def policy(seed: int) -> HasCompactEncoder:
+        torch.manual_seed(seed)
+        policy = build_policy(CONFIGS["denoising"], dot_episodes.ROBOT)
+        assert isinstance(policy, HasCompactEncoder)
+        return policy
+
+    stores = [dot_episodes.store(tmp_path / "store", 24).path]
+    same = replace(ONE_STEP.reward_model, encoder=policy(1).encoder.config)
+    kept = replace(ONE_STEP, reward_model=replace(same, frozen_encoder=True))
+    fit_world_model(kept, stores, tmp_path / "kept", seed=0, policy=policy(1))
+    with pytest.raises(WorldModelError, match="holds a world model, or a part of its fit, with other settings"):
+        fit_world_model(kept, stores, tmp_path / "kept", seed=0, policy=policy(2))
+    fit_world_model(kept, stores, tmp_path / "kept", seed=0, policy=policy(1))
+    begun = replace(ONE_STEP, reward_model=same)
+    fit_world_model(begun, stores, tmp_path / "none", seed=0)
+    with pytest.raises(WorldModelError, match="the encoder of another policy"):
+        fit_world_model(begun, stores, tmp_path / "none", seed=0, policy=policy(1))
+    fit_world_model(ONE_STEP, stores, tmp_path / "other", seed=0)
+    fit_world_model(ONE_STEP, stores, tmp_path / "other", seed=0, policy=policy(1))  # it takes nothing of this one
+
+
 def evaluate(config: WorldModelConfig, folder: Path, stores: Sequence[Path], env: VectorEnv | None = None) -> Any:
     return evaluate_world_model(config, folder, stores, sim=NoSimulatorConfig(), env=env, seed=0)
 
@@ -138,6 +167,21 @@ def test_the_baseline_without_actions_is_the_one_of_the_setting(tmp_path: Path) 
     assert evaluate(ONE_STEP, tmp_path / "fit", stores)["no_action_hallucinated_success"] is None
     with pytest.raises(WorldModelError, match="no such world model; fit one with: vla-rl world-model fit"):
         evaluate(replace(ONE_STEP, no_action_steps=3), tmp_path / "fit", stores)
+
+
+def test_the_baseline_without_actions_sees_the_latents_of_the_world_model(tmp_path: Path) -> None:
+    """In the first round and in one whose world model is an earlier one, fitted further."""
+    short = {"batch_size": 4, "warmup": 1}
+    config = replace(ONE_STEP, dynamics=DIT, autoencoder_fit=AutoencoderFitConfig(steps=3, **short), no_action_steps=1)
+    few, more = (dot_episodes.store(tmp_path / name, count).path for name, count in (("few", 40), ("more", 50)))
+    fit_world_model(config, [few], tmp_path / "first", seed=0)
+    fit_world_model(config, [more], tmp_path / "second", seed=0, start=tmp_path / "first" / WORLD_MODEL_FILE)
+    for name in ("first", "second"):
+        fitted, baseline = (
+            load_world_model(path).dynamics.codec.state_dict()
+            for path in (tmp_path / name / WORLD_MODEL_FILE, no_action_path(tmp_path / name, 1))
+        )
+        assert all(torch.equal(fitted[key], baseline[key]) for key in fitted), name
 
 
 def test_the_seed_is_that_of_the_configuration_unless_another_is_given(tmp_path: Path) -> None:
@@ -205,6 +249,73 @@ def test_the_environments_cameras_are_predicted_whatever_a_store_holds(tmp_path:
     assert load_world_model(rounds.folder(0) / WORLD_MODEL_FILE).info.robot == dot_episodes.ROBOT
 
 
+class CountedSteps(dot_episodes.DotEnv):
+    """``taken``: control steps of episodes that had not ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken, self.ended = 0, True
+
+    def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
+        self.ended = False
+        super().reset(env_ids, start=start)
+
+    def step(self, action: torch.Tensor) -> Step:
+        self.taken += not self.ended
+        step = super().step(action)
+        self.ended = bool(step.done.any())
+        return step
+
+
+def test_real_steps_of_the_evaluation_are_counted(tmp_path: Path) -> None:
+    """Those of swapped sequences, and of their videos."""
+    store = dot_episodes.store(tmp_path / "store", 120)
+    path = tmp_path / WORLD_MODEL_FILE
+    save_world_model(*dot_episodes.models(), path, reference_error=1.0, metrics={}, reward_every=4)
+    env = CountedSteps()
+    report = evaluate(ONE_STEP, tmp_path, [store.path], env)
+    assert report["control_steps"] == env.taken > 0
+    assert evaluate(ONE_STEP, tmp_path, [store.path])["control_steps"] == 0
+
+
+def test_other_episodes_than_those_of_the_fit_are_refused(tmp_path: Path) -> None:
+    """A run that is resumed would imagine episodes from other starts, and compare policies from other ones."""
+    store, bundle, began = dot_episodes.store(tmp_path / "store", 60), tmp_path / "start", list[VectorEnv]()
+    save_bundle(build_policy(CONFIGS["gaussian"], dot_episodes.ROBOT), bundle)
+    settings = ImaginationConfig(stores=(store.path,), model=ONE_STEP)
+    experiment = Experiment(sim=NoSimulatorConfig(), device="cpu", start=FromBundle(path=bundle), imagination=settings)
+    fitted, held_out = (next(one.id for one in store.select() if part_of(one) == part) for part in ("fit", "held_out"))
+    (tmp_path / "run").mkdir()
+
+    def reinforce(run: Run, env: VectorEnv, start: Path, folder: Path) -> dict[str, Any]:
+        began.append(env)
+        return {}
+
+    @contextmanager
+    def without(episode: str) -> Iterator[None]:
+        store.delete(episode, author="anna")
+        with pytest.raises(
+            UserError, match="hold other episodes than those that the world model of round 0 was fitted"
+        ):
+            yield
+        store.label(episode, "deleted", False, author="anna")
+
+    with (tmp_path / "lock").open("w") as lock:
+        run = Run(experiment=experiment, device=CPU, dir=tmp_path / "run", lock=lock)
+        rounds = Rounds(run, recorded_spec(experiment), settings, env=None)
+        rounds.fit(0, bundle)
+        with without(held_out):
+            rounds.evaluate(0)
+        report = rounds.evaluate(0)
+        with without(fitted):
+            rounds.imagine(0, report, bundle, reinforce)
+        assert not began
+        rounds.imagine(0, report, bundle, reinforce)
+        assert len(began) == 1
+        with without(held_out):
+            evaluate_imagined(run, rounds.spec, bundle)
+
+
 def test_episodes_without_observations_a_chunk_apart_are_not_fitted_to(tmp_path: Path) -> None:
     store = EpisodeStore(tmp_path / "store", create=True)
     store.add_all(dot_episodes.episode(seed, every=3, drift=(0.6, -0.6, 0.1)[seed % 3]) for seed in range(30))
@@ -251,7 +362,7 @@ def test_another_interval_than_that_of_the_thresholds_is_refused(tmp_path: Path)
     with pytest.raises(WorldModelError, match=message):
         evaluate(ONE_STEP, tmp_path, stores)
     with pytest.raises(WorldModelError, match=message):
-        make_imagined_env(ONE_STEP, fitted, starts, max_steps=8)
+        make_imagined_env(ONE_STEP, fitted, starts, limits={"go": 8})
 
 
 def test_a_task_that_the_simulator_lacks_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -75,13 +76,12 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
         with naming("algorithm"):
             elsewhere = experiment.algorithm.rollout_shards > 1 or experiment.algorithm.staleness > 0 or collects
             placed = Collector if elsewhere else None
-            build_algorithm(
-                experiment.algorithm, policy, SpecOnly(env.spec), seed=experiment.seed, make_rollouts=placed
-            )
+            acting = _acting_spec(experiment, env.spec)
+            build_algorithm(experiment.algorithm, policy, SpecOnly(acting), seed=experiment.seed, make_rollouts=placed)
         if isinstance(experiment.algorithm, OffPolicyConfig):
-            _check_warm_up(experiment.algorithm, env.spec.num_envs)
+            _check_warm_up(experiment.algorithm, acting.num_envs)
         if (imagination := experiment.imagination) is not None:
-            _check_imagined_time_limit(experiment.algorithm, imagination.model.imagined_env)
+            check_imagined_time_limit(experiment.algorithm, imagination.model.imagined_env)
             _check_observed_chunks(experiment.start, imagination)
             check_stores(imagination.stores, env.spec, "imagination.stores")
             with naming("imagination.stores"):
@@ -90,6 +90,12 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
                 _check_bc(policy, imagination.clone_successes, "imagination.clone_successes")
             _check_world_model(imagination.model, policy)
     _check_evaluation(experiment, len(env.spec.tasks))
+
+
+def _acting_spec(experiment: Experiment, spec: EnvSpec) -> EnvSpec:
+    """``spec`` with as many environments as the algorithm acts in: with imagination the imagined ones."""
+    imagination = experiment.imagination
+    return spec if imagination is None else replace(spec, num_envs=imagination.model.imagined_env.num_envs)
 
 
 def _check_evaluation(experiment: Experiment, num_tasks: int) -> None:
@@ -252,24 +258,27 @@ def _check_bc(policy: Policy, config: BCConfig, setting: str) -> None:
             raise UserError(f"matrix_groups: no parameter group {unknown[0]!r}; there are: {', '.join(groups)}")
 
 
-def _check_imagined_time_limit(algorithm: AnyAlgorithmConfig, imagined_env: ImaginedEnvConfig) -> None:
+def check_imagined_time_limit(algorithm: AnyAlgorithmConfig, imagined_env: ImaginedEnvConfig) -> None:
     """UserError where episodes count as failed that imagination cut off before the task's time limit."""
     if isinstance(algorithm, PPOConfig) and algorithm.time_limit == "failure":
         raise UserError(
             "'algorithm.time_limit' must be bootstrap with imagination, got failure: imagined episodes are cut off by "
             "branch_steps, max_error and missed thresholds too, where the task goes on"
         )
-    for setting in ("branch_steps", "max_error") if needs_whole_episodes(algorithm) else ():
+    for setting in ("branch_steps", "max_error") if (needs := needs_whole_episodes(algorithm)) else ():
         if (value := getattr(imagined_env, setting)) is not None:
             raise UserError(
-                f"imagination.model.imagined_env.{setting} must be null with algorithm grpo, got {value}: it compares "
+                f"imagination.model.imagined_env.{setting} must be null with {needs}, got {value}: it learns from "
                 "outcomes, and episodes that are cut off have none; set it to null, or choose algorithm ppo"
             )
 
 
-def needs_whole_episodes(algorithm: AnyAlgorithmConfig) -> bool:
-    """Whether an episode that is cut off, where the task goes on, would count as failed."""
-    return isinstance(algorithm, GRPOConfig)
+def needs_whole_episodes(algorithm: AnyAlgorithmConfig) -> str | None:
+    """What would count an episode that is cut off, where the task goes on, as failed; None: nothing would."""
+    if isinstance(algorithm, GRPOConfig):
+        return "algorithm grpo"
+    recap = isinstance(algorithm, OffPolicyConfig) and algorithm.recap is not None
+    return "algorithm.recap" if recap else None
 
 
 def _check_observed_chunks(start: Imitation | FromBundle, imagination: ImaginationConfig) -> None:

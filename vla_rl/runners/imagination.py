@@ -3,10 +3,11 @@
 Each round: record episodes with the exploring policy -> clone their successes; every ``imagine_every`` rounds: fit the
 world model -> evaluate it -> train in imagined episodes -> validate in the real environment.
 
-The algorithm is the one that would run in the simulator. Every real control step is counted, those of validation too.
+The algorithm is the one that would run in the simulator. Every real control step is counted, those of
+validation and of evaluating world models too.
 For every threshold that the world model's evaluation misses, or does not measure, imagined episodes are halved, and
 once more where its images are no better than a copy of the first one; below ``stop_below_auc`` nothing is trained in
-it, nor by GRPO, which needs whole episodes, where anything is missed. The run ships the policy with the best
+it, nor by GRPO or RECAP, which need whole episodes, where anything is missed. The run ships the policy with the best
 validation.
 """
 
@@ -17,21 +18,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from episodes.recorder import RecordedEnv
 from episodes.store import EpisodeStore
 from policies.bundle import load_bundle, read_bundle_info, save_bundle
-from policies.device import CPU, Device, make_generator
-from policies.policy import Policy, RobotSpec
+from policies.device import make_generator
+from policies.policy import RobotSpec
 from sims.devices.env_on_device import on_device
+from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
-from sims.numbers.statistics import rate_difference_within_tasks, wilson_interval
 from sims.starts import StartSequence
-from sims.vector_env import EnvSpec, Observation, StartState, VectorEnv
+from sims.vector_env import EnvSpec, Observation, VectorEnv
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.algorithms.registry import AnyAlgorithmConfig
 from vla_rl.config.imagination import EvaluationThresholds, ImaginationConfig, WorldModelConfig
@@ -46,17 +46,18 @@ from vla_rl.runners.world_model import (
     evaluate_world_model,
     fit_world_model,
     make_imagined_env,
+    open_clips,
     open_clips_for,
+    outcomes_digest,
 )
 from vla_rl.runs.progress import console
 from vla_rl.runs.run_dir import Run
-from world_models.bundle import FittedWorldModel, check_robot, load_world_model
-from world_models.data.clip_sampler import ClipSampler
-from world_models.data.keyframes import Keyframes, RecordedStarts
-from world_models.evaluation.action_sequences import startable
+from world_models.bundle import check_robot, load_world_model
+from world_models.data.clip import Part
+from world_models.data.keyframes import Keyframes
 from world_models.evaluation.evaluate import better_than_copy, deciding_auc
-from world_models.imagined_env import ImaginedEnv
 
+PARTS: tuple[Part, ...] = ("fit", "calibration", "held_out")
 MIN_BRANCH = 16  # control steps: two chunks; in less, a value function can hardly tell good from bad
 
 Reinforce = Callable[[Run, VectorEnv, Path, Path], dict[str, Any]]
@@ -114,8 +115,9 @@ def refusal(report: Mapping[str, Any], thresholds: EvaluationThresholds, algorit
     """Why nothing is to be trained in the world model; None where something is."""
     if misled(report, thresholds):
         return f"its AUC of success, {outcome_auc(report):.2f}, is below stop_below_auc ({thresholds.stop_below_auc})"
-    if needs_whole_episodes(algorithm) and (names := missed(report, thresholds)):
-        return f"it misses {', '.join(names)}, which would halve imagined episodes, and GRPO needs whole ones"
+    needs = needs_whole_episodes(algorithm)
+    if needs is not None and (names := missed(report, thresholds)):
+        return f"it misses {', '.join(names)}, which would halve imagined episodes, and {needs} needs whole ones"
     return None
 
 
@@ -168,12 +170,15 @@ class Rounds:
         return [*self.given, *(self.demonstrations if self.settings.demonstrations else []), *self.episodes]
 
     def real_steps(self) -> dict[str, int]:
-        """Control steps in the real environment so far: recorded, and of validation."""
+        """Control steps in the real environment so far: recorded, of validation, and of evaluating world models."""
         stages = self.run.stages()
         validated = [one for name, one in stages.items() if name.startswith("validate_") and one["episodes"]]
         return {
             "real_steps": sum(one["control_steps"] for name, one in stages.items() if name.startswith("record_")),
             "validation_steps": sum(round(one["mean_steps"] * one["episodes"]) for one in validated),
+            "evaluation_steps": sum(
+                one["control_steps"] for name, one in stages.items() if name.startswith("evaluate_model_")
+            ),
         }
 
     def validate(self, name: str, bundle: Path) -> Validated:
@@ -205,11 +210,26 @@ class Rounds:
                 stage.result = {"bundle": self.run.inside(bundle)}
         return folder / self.run.bundle.name
 
+    def _digest(self, part: Part) -> str:
+        return outcomes_digest([open_clips(self.stores, self.settings.model.dynamics, part, cameras=self.spec.cameras)])
+
+    def check_episodes(self, number: int, *parts: Part) -> None:
+        """UserError where the stores hold other episodes of these parts than before the fit of this round."""
+        fitted_to = self.run.stages()[f"fit_{number}"]["fitted_to"]
+        if changed := [part for part in parts if self._digest(part) != fitted_to[part]]:
+            stores = ", ".join(map(str, self.stores))
+            raise UserError(
+                f"{stores} hold other episodes than those that the world model of round {number} was fitted to or is "
+                f"evaluated on (part {changed[0]}): episodes were added, deleted or labelled since; take that back, "
+                "or start a new run"
+            )
+
     def fit(self, number: int, policy: Path) -> None:
         """``policy``: whose encoder the reward model may start from."""
         with self.run.stage(f"fit_{number}") as stage:
             if stage.pending:
-                stage.result = fit_world_model(
+                parts = {part: self._digest(part) for part in PARTS}
+                stage.result = {"fitted_to": parts} | fit_world_model(
                     self.settings.model,
                     self.stores,
                     self.folder(number),
@@ -223,6 +243,7 @@ class Rounds:
     def evaluate(self, number: int) -> dict[str, Any]:
         with self.run.stage(f"evaluate_model_{number}") as stage:
             if stage.pending:
+                self.check_episodes(number, *PARTS)
                 stage.result = evaluate_world_model(
                     self.settings.model,
                     self.folder(number),
@@ -241,6 +262,7 @@ class Rounds:
         branch = branch_steps(report, self.settings.thresholds, configured, longest)
         with self.run.stage(f"imagine_{number}") as stage:
             if stage.pending:
+                self.check_episodes(number, "fit")
                 limited = replace(model, imagined_env=replace(model.imagined_env, branch_steps=branch))
                 result = reinforce(self.run, self._imagined_env(folder, limited, policy), policy, folder)
                 stage.result = result | {
@@ -256,7 +278,7 @@ class Rounds:
         check_robot(fitted.info, read_bundle_info(policy).robot, what=f"the policy {policy}")
         check_robot(fitted.info, RobotSpec.of(spec), what=f"the environment {spec.name}")
         keyframes = Keyframes(open_clips_for(fitted, self.stores, "fit"), model.keyframes, tasks=spec.tasks)
-        return make_imagined_env(model, fitted, keyframes, max_steps=spec.max_steps)
+        return make_imagined_env(model, fitted, keyframes, limits=spec.limits)
 
 
 def branch_steps(
@@ -264,7 +286,8 @@ def branch_steps(
 ) -> int | None:
     """The configured length of imagined episodes, halved once for everything that the evaluation misses.
 
-    Not below MIN_BRANCH by halving, and never longer than it was.
+    ``longest``: the longest task's time limit, which is halved where none is configured, so that the first halving
+    does not cut off tasks of less than half of it. Not below MIN_BRANCH by halving, and never longer than it was.
     """
     branch = configured
     for _ in missed(report, thresholds):
@@ -317,78 +340,3 @@ class Perturbed:
         chosen = torch.rand(len(action), generator=generator, device=device) < settings.perturbed_chunks
         offset = settings.perturbation * torch.randn(len(action), action.shape[2], generator=generator, device=device)
         return (action + (chosen[:, None] * offset)[:, None].to(action)).clamp(-1, 1)
-
-
-def compare_success(
-    config: WorldModelConfig,
-    directory: Path,
-    stores: Sequence[Path],
-    *,
-    env: VectorEnv | None,
-    bundles: Sequence[Path],
-    count: int,
-    seed: int,
-    device: Device = CPU,
-) -> dict[str, Any]:
-    """Each policy's success in the world model and in ``env``, from the same held-out starts.
-
-    ``interval``: of the imagined success. ``delta_success``: mean absolute difference, task by task; ``correlation``
-    (Pearson) over the policies, from three on. Without ``env`` (episodes recorded elsewhere) these and the real success
-    are None.
-    """
-    fitted = load_world_model(directory / WORLD_MODEL_FILE, device)
-    clips = open_clips_for(fitted, stores, "held_out")
-    tasks = env.spec.tasks if env is not None else tuple(dict.fromkeys(entry.task for entry in clips.entries))
-    longest = env.spec.max_steps if env is not None else max(entry.steps for entry in clips.entries)
-    imagined, starts = whole_episodes(
-        config, fitted, clips, startable(clips, env), tasks=tasks, max_steps=longest, count=count
-    )
-    recorded_from = [replace(start, seed=clips.entries[start.seed].seed) for start in starts]
-    task = torch.tensor([start.task for start in starts])
-    rows, apart = list[dict[str, Any]](), list[float]()
-    for bundle in bundles:
-        policy = load_bundle(bundle, device=device)
-        check_robot(fitted.info, policy.spec.robot, what=f"the policy {bundle}")
-        success = _success(policy, imagined, starts, seed=seed)
-        rate, real = success.float().mean().item(), None
-        if env is not None:
-            truth = _success(policy, env, recorded_from, seed=seed)
-            apart.append(rate_difference_within_tasks(success, truth, task))
-            real = truth.float().mean().item()
-        interval, episodes = wilson_interval(int(success.sum()), len(starts)), len(starts)
-        rows.append({"bundle": str(bundle), "imagined": rate, "interval": interval, "episodes": episodes, "real": real})
-    if env is None:
-        return {"policies": rows, "delta_success": None, "correlation": None}
-    pairs = np.array([[row["imagined"], row["real"]] for row in rows])
-    known = len(rows) >= 3 and (pairs.std(0) > 0).all()
-    return {
-        "policies": rows,
-        "delta_success": float(np.mean(apart)),
-        "correlation": float(np.corrcoef(pairs.T)[0, 1]) if known else None,
-    }
-
-
-def whole_episodes(
-    config: WorldModelConfig,
-    fitted: FittedWorldModel,
-    clips: ClipSampler,
-    episodes: Sequence[int],
-    *,
-    tasks: tuple[str, ...],
-    max_steps: int,
-    count: int,
-) -> tuple[ImaginedEnv, list[StartState]]:
-    """Imagined episodes from the starts of (up to ``count`` of) ``episodes`` to their end, rewarded as for estimates.
-
-    The seeds of these starts are numbers of the episodes among ``clips``.
-    """
-    recorded = RecordedStarts(clips, episodes, tasks=tasks)
-    starts = recorded.starts(count)
-    whole = replace(config.imagined_env, branch_steps=None, max_error=None, strict=False)
-    whole = replace(whole, num_envs=min(len(starts), whole.num_envs))
-    return make_imagined_env(replace(config, imagined_env=whole), fitted, recorded, max_steps=max_steps), starts
-
-
-def _success(policy: Policy, env: VectorEnv, starts: Sequence[StartState], *, seed: int) -> Bool[Tensor, " starts"]:
-    actor = PolicyActor(policy, env.spec.num_envs, make_generator(policy.device, seed), stochastic=False)
-    return run_episodes(on_device(env, policy.device), actor, starts).success.cpu()
