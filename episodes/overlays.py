@@ -18,7 +18,7 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -92,14 +92,16 @@ def append_label(folder: Path, *, episode: str, key: str, value: LabelValue | No
 def append_changes(folder: Path, changes: Iterable[LabelChange]) -> None:
     """Append changes that were made in another folder, but for those that are here already.
 
-    An undo takes back the line here that is its ``undone``; where there is none, it counts as a label.
+    Left out is also what a later one of ``changes``, of the same label, has overruled there and is here: behind that,
+    it would count again. An undo takes back the line here that is its ``undone``; where there is none, it counts as a
+    label.
     """
     with _locked(folder) as file:
         here = [(i, change) for i, change in _changes(folder) if change is not None]
         known = {_moved(change) for _, change in here}
         labels = {_moved(change): i for i, change in here if change.undoes is None}
         number = len(_lines(folder))
-        for change in changes:
+        for change in _standing(list(changes), known):
             moved = _moved(change)
             if moved in known:
                 continue
@@ -109,6 +111,18 @@ def append_changes(folder: Path, changes: Iterable[LabelChange]) -> None:
             if undoes is None:
                 labels[moved] = number
             number += 1
+
+
+def _standing(changes: Sequence[LabelChange], known: Collection[LabelChange]) -> list[LabelChange]:
+    """Without those that come before a known one of the same label."""
+    standing, settled = [], set()
+    for change in reversed(changes):
+        label = (change.episode, change.key)
+        if label not in settled:
+            standing.append(change)
+        if _moved(change) in known:
+            settled.add(label)
+    return standing[::-1]
 
 
 def _moved(change: LabelChange) -> LabelChange:

@@ -15,6 +15,7 @@ from sims.devices.crossing import crossing
 # A dimension that moves less than this is constant: dividing by its spread would amplify noise.
 CONSTANT_SPREAD = 1e-4
 Part = Literal["state", "action"]
+STATE_RANGE = (0.01, 0.99)  # state_quantiles of policies that cut normalized states off at -1 and 1
 _BUFFERS: Mapping[Part, tuple[str, str]] = {
     "state": ("state_mean", "state_std"),
     "action": ("action_center", "action_scale"),
@@ -53,8 +54,12 @@ class Normalizer(nn.Module):
         state: Float[Tensor, "N state_dim"],
         action: Float[Tensor, "M action_dim"],
         quantiles: tuple[float, float] = (0.01, 0.99),
+        state_quantiles: tuple[float, float] | None = None,
     ) -> None:
-        """Measure demonstrations; quantiles (0, 1) is min and max. ValueError on empty or non-finite data."""
+        """Measure demonstrations; quantiles (0, 1) is min and max. ValueError on empty or non-finite data.
+
+        ``quantiles``: of the actions' range. ``state_quantiles``: states are scaled like actions, by this range.
+        """
         for name, rows, width in (
             ("state", state, len(self.state_mean)),
             ("action", action, len(self.action_center)),
@@ -65,16 +70,12 @@ class Normalizer(nn.Module):
                 raise ValueError(f"normalizer.fit: {name} has NaN or infinite entries; clean the demonstrations first")
         state, action = state.double(), action.double()
         if not self.state_fixed:
-            std = state.std(dim=0, correction=0)
-            self.state_mean.copy_(state.mean(dim=0))
-            self.state_std.copy_(torch.where(std > CONSTANT_SPREAD, std, 1.0))
-        ordered = action.sort(dim=0).values
-        low, high = (ordered[round(q * (len(ordered) - 1))] for q in quantiles)
-        rare = (high - low <= 2 * CONSTANT_SPREAD) & (ordered[-1] - ordered[0] > 2 * CONSTANT_SPREAD)
-        low, high = torch.where(rare, ordered[0], low), torch.where(rare, ordered[-1], high)
-        half = (high - low) / 2
-        self.action_center.copy_((low + high) / 2)
-        self.action_scale.copy_(torch.where(half > CONSTANT_SPREAD, half, 1.0))
+            center, spread = state.mean(dim=0), state.std(dim=0, correction=0)
+            if state_quantiles is not None:
+                center, spread = _range(state, state_quantiles)
+            self.set_scale("state", center, torch.where(spread > CONSTANT_SPREAD, spread, 1.0))
+        center, half = _range(action, quantiles)
+        self.set_scale("action", center, torch.where(half > CONSTANT_SPREAD, half, 1.0))
 
     @torch.no_grad()
     def set_scale(self, part: Part, center: Float[Tensor, " n"], scale: Float[Tensor, " n"]) -> None:
@@ -90,6 +91,17 @@ class Normalizer(nn.Module):
 
     def unnormalize_action(self, action: Float[Tensor, "*B action_dim"]) -> Float[Tensor, "*B action_dim"]:
         return action * self.action_scale + self.action_center
+
+
+def _range(
+    rows: Float[Tensor, "N dims"], quantiles: tuple[float, float]
+) -> tuple[Float[Tensor, " dims"], Float[Tensor, " dims"]]:
+    """Center and half width of the range between the quantiles, or of all where that is a single value."""
+    ordered = rows.sort(dim=0).values
+    low, high = (ordered[round(q * (len(ordered) - 1))] for q in quantiles)
+    rare = (high - low <= 2 * CONSTANT_SPREAD) & (ordered[-1] - ordered[0] > 2 * CONSTANT_SPREAD)
+    low, high = torch.where(rare, ordered[0], low), torch.where(rare, ordered[-1], high)
+    return (low + high) / 2, (high - low) / 2
 
 
 def normalizer_of(policy: object) -> Normalizer | None:

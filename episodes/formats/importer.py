@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, UInt8
 
+from episodes.catalog import Entry
 from episodes.formats.recording import Found, ImportMapping, Recording
 from episodes.formats.registry import find_recordings
 from episodes.formats.success import are_flags, successes
-from episodes.layout import Layout, episode_layout, store_layout
+from episodes.layout import Layout, episode_layout, layout_of, store_layout
 from episodes.packing import recording_digest
 from episodes.schema import ACTORS, HUMAN, Episode, EpisodeError, validate
 from episodes.store import EpisodeStore
@@ -30,8 +32,9 @@ def import_episodes(
     ``present``: how many were in ``store`` already, with the same states and actions as recorded, also where they have
     been cut or deleted since; they are not added again.
     Raises EpisodeError that names the file, the episode and what is missing, or has another layout than the episodes
-    that are there; what was imported before stays. With ``skip_bad`` such episodes are left out: ``skipped`` has
-    {episode, reason} of each, and EpisodeError is raised only if no other is left.
+    that are there, or is there with other images, instruction, task or success; what was imported before stays.
+    With ``skip_bad`` such episodes are left out: ``skipped`` has {episode, reason} of each, and EpisodeError is raised
+    only if no other is left.
     """
     importing = _Import(store=store, mapping=mapping, skip_bad=skip_bad)
     written = store.add_all(importing.episodes(source))
@@ -56,10 +59,11 @@ class _Import:
 
     def episodes(self, source: Path) -> Iterator[Episode]:
         """Those that are not in the store yet."""
-        known = set(self.store.recordings().values())
+        known = _recorded(self.store)
         here, good = store_layout(self.store), 0
         # Seeds tell episodes apart, also where several recordings are imported into one store.
-        for number, found in enumerate(find_recordings(source), start=len(self.store.entries())):
+        unused = 1 + max((entry.seed for entry in self.store.entries()), default=-1)
+        for number, found in enumerate(find_recordings(source), start=unused):
             try:
                 episode = self._episode(found, here, known, number=number)
             except EpisodeError as error:
@@ -76,14 +80,22 @@ class _Import:
             self.succeeded += int(episode.succeeded)
             yield episode
 
-    def _episode(self, found: Found, here: Layout | None, known: set[bytes], *, number: int) -> Episode | None:
+    def _episode(
+        self, found: Found, here: Layout | None, known: Mapping[bytes, list[Entry]], *, number: int
+    ) -> Episode | None:
         """None where the store has it. EpisodeError where it cannot be imported."""
         try:
             episode = to_episode(found.load(), self.mapping, number=number)
         except OSError as error:  # of a damaged part of the file
             raise EpisodeError(f"{found.name} cannot be read: {reason(error)}") from error
-        if recording_digest({"state": episode.state, "action": episode.action}) in known:
-            return None
+        if present := known.get(recording_digest({"state": episode.state, "action": episode.action})):
+            differing = [_differences(self.store, entry, episode) for entry in present]
+            if not all(differing):
+                return None
+            raise EpisodeError(
+                f"{found.name} is in {self.store.path} already, with {'; '.join(differing[0])}: give the options that "
+                "it was imported with, or import it into a store of its own"
+            )
         layout = episode_layout(episode)
         if here is not None and layout != here:
             raise EpisodeError(
@@ -92,6 +104,29 @@ class _Import:
             )
         validate(episode)
         return episode
+
+
+def _recorded(store: EpisodeStore) -> Mapping[bytes, list[Entry]]:
+    """Episodes of people's, as they were recorded, by the digest of their states and actions."""
+    digests, found = store.recordings(), defaultdict[bytes, list[Entry]](list)
+    for entry in store.entries():
+        if entry.id in digests:
+            found[digests[entry.id]].append(entry)
+    return found
+
+
+def _differences(store: EpisodeStore, entry: Entry, episode: Episode) -> list[str]:
+    """What the stored episode has otherwise than this one of the same states and actions, for a message."""
+    images = episode.fingerprint["images"]
+    compared = {
+        "": (layout_of(store, entry), episode_layout(episode)),
+        "images ": (repr(store.fingerprint(entry).get("images", images)), repr(images)),
+        "instruction ": (repr(entry.instruction), repr(episode.instruction)),
+        "task ": (repr(entry.task), repr(episode.task)),
+    }
+    found = [f"{name}{there}, now {now}" for name, (there, now) in compared.items() if there != now]
+    same = np.array_equal(store.map(entry)["success"], episode.success)
+    return found if same else [*found, "another success"]
 
 
 def to_episode(recording: Recording, mapping: ImportMapping, *, number: int) -> Episode:
@@ -126,8 +161,13 @@ def to_episode(recording: Recording, mapping: ImportMapping, *, number: int) -> 
         seed=number,
         source=ACTORS[HUMAN],
         control_hz=control_hz,
-        fingerprint={"imported": recording.name},
+        fingerprint={"imported": recording.name, "images": _provenance(mapping)},
     )
+
+
+def _provenance(mapping: ImportMapping) -> str:
+    """Which images are which camera's, and how they were turned."""
+    return ", ".join(f"{camera}={key} {mapping.orientation}" for camera, key in sorted(mapping.cameras.items()))
 
 
 def _instruction(recording: Recording, mapping: ImportMapping) -> str:

@@ -93,11 +93,17 @@ class _DataSet:
             read=read,
             keys=tuple(features),
             outcomes=tuple(key for key in features if key.startswith("next.")),
-            action=actions(self.name(episode), np.stack([table[action][row] for row in rows])),
+            action=actions(self.name(episode), self._rows(action, table, rows)),
             reward=reward,
             instruction=self._instruction(episode, table, rows[0]),
             control_hz=float(self.info["fps"]),
         )
+
+    def _rows(self, action: str, table: dict[str, Any], rows: list[int]) -> np.ndarray:
+        """The actions of these rows: of a feature of shape [1] a plain column has numbers, not lists of one."""
+        found = np.stack([table[action][row] for row in rows])
+        single = self.info["features"].get(action, {}).get("shape") == [1]
+        return found[:, None] if single and found.ndim == 1 and found.dtype.kind == "f" else found
 
     def _check_times(self, number: int, seconds: list[float]) -> None:
         """EpisodeError where rows are not one control step apart: images are read by their number."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32
 
 from episodes.schema import Episode, EpisodeError
 from sims.video import full_disk
@@ -106,8 +107,8 @@ def _columns(episode: Episode, *, number: int, first: int, task: int) -> dict[st
     ended = np.arange(length) == steps - 1
     ended[-1] = True
     return {
-        "observation.state": list(episode.state),
-        "action": list(np.concatenate([episode.action, episode.action[-1:].repeat(beyond, axis=0)])),
+        "observation.state": _rows(episode.state),
+        "action": _rows(np.concatenate([episode.action, episode.action[-1:].repeat(beyond, axis=0)])),
         "next.reward": np.append(episode.reward, np.zeros(beyond, np.float32)).tolist(),
         "next.success": np.append(episode.success, np.zeros(beyond, np.bool_)).tolist(),
         "next.done": ended.tolist(),
@@ -117,6 +118,11 @@ def _columns(episode: Episode, *, number: int, first: int, task: int) -> dict[st
         "index": list(range(first, first + length)),
         "task_index": [task] * length,
     }
+
+
+def _rows(values: Float32[np.ndarray, "L dims"]) -> list[Any]:
+    """A row per step. LeRobot reads a feature of shape [1] as a number, not as a list of one."""
+    return list(values[:, 0] if values.shape[1] == 1 else values)
 
 
 def _info(episode: Episode, *, video: bool) -> dict[str, Any]:

@@ -88,6 +88,7 @@ class FlowVLA(KeptPrefix[VLAContext, DenoisingTrace], DenoisedChunks[VLAContext]
     can_be_traced = False  # the tokenizer is not a computation of tensors
     network: FlowNetwork
     tokenizer: PromptTokenizer
+    state_quantiles: tuple[float, float] | None = None  # of ``Normalizer.fit``
 
     def __init__(
         self,
@@ -131,7 +132,7 @@ class FlowVLA(KeptPrefix[VLAContext, DenoisingTrace], DenoisedChunks[VLAContext]
 
     def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
         self.config.convention.refuse_fitting()
-        self.normalizer.fit(state, action)
+        self.normalizer.fit(state, action, state_quantiles=self.state_quantiles)
 
     def load_published(self, weights: PublishedWeights) -> list[str]:
         """Weights, scales and tokenizer of a checkpoint; the names of its dead weights. CheckpointError."""

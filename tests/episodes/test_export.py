@@ -74,6 +74,21 @@ def test_an_exported_store_is_imported_as_it_was(tmp_path: Path, format: ExportF
             assert error <= (VIDEO_ERROR if format == "lerobot" else 0), camera
 
 
+def test_one_dimension_is_a_plain_column_as_lerobot_has_it(tmp_path: Path) -> None:
+    """LeRobot loads a feature of shape [1] as a number, and cannot cast a list to it."""
+    store, rng = EpisodeStore(tmp_path / "store", create=True), np.random.default_rng(0)
+    action, state = rng.uniform(-1, 1, (4, 1)).astype(np.float32), rng.normal(size=(5, 1)).astype(np.float32)
+    store.add(make_episode(steps=4, action=action, state=state))
+    export_episodes(store, tmp_path / "out", "lerobot-images")
+    schema = parquet.read_schema(tmp_path / "out/data/chunk-000/file-000.parquet")
+    assert [str(schema.field(name).type) for name in ("action", "observation.state")] == ["float", "float"]
+    stats = json.loads((tmp_path / "out/meta/stats.json").read_text())
+    assert np.shape(stats["action"]["mean"]) == (1,)
+    (again,) = back(tmp_path / "out", tmp_path / "again", LEROBOT)
+    np.testing.assert_array_equal(again.action, action)
+    np.testing.assert_array_equal(again.state, state)
+
+
 @pytest.mark.parametrize(("format", "mapping"), [("robomimic", ROBOMIMIC), ("lerobot-images", LEROBOT)])
 @pytest.mark.parametrize("first", [3, 10])
 def test_a_success_that_lasts_comes_back_with_one_reward_and_one_end(

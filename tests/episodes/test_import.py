@@ -242,6 +242,17 @@ def test_seeds_of_several_imports_into_one_store_differ(tmp_path: Path) -> None:
     assert sorted(entry.seed for entry in store.select()) == [0, 1, 2, 3]
 
 
+def test_seeds_differ_where_an_episode_was_left_out(tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path / "store", create=True)
+    mapping = ImportMapping(state=("robot0_eef_pos",), instruction="lift")
+    for name, factor in (("a.hdf5", 5.0), ("b.hdf5", 0.5)):
+        with h5py.File(robomimic(tmp_path / name), "a") as file:
+            for demo in list(file["data"].values())[: 1 if factor > 1 else 2]:  # 5: not within the limits
+                demo["actions"][:] = factor * demo["actions"][:]
+        import_episodes(tmp_path / name, store, mapping, skip_bad=True)
+    assert len({entry.seed for entry in store.select()}) == len(store.select()) == 3
+
+
 def test_importing_again_adds_only_what_is_new(tmp_path: Path) -> None:
     source, store = robomimic(tmp_path / "low_dim.hdf5"), EpisodeStore(tmp_path / "store", create=True)
     mapping = ImportMapping(state=("robot0_eef_pos",), instruction="lift it")
@@ -275,6 +286,27 @@ def test_episodes_that_differ_from_those_in_the_store_are_refused(
             demo["actions"][:] = 0.5 * demo["actions"][:]
     with pytest.raises(EpisodeError, match=rf"b.hdf5: demo_0 has .*{said}.*import it into a store of its own"):
         import_episodes(tmp_path / "b.hdf5", store, replace(mapping, **change))
+    assert store.select() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"cameras": {}}, "cameras a 16x24, .* now cameras none"),
+        ({"control_hz": 5.0}, "20.0 Hz, now .* 5.0 Hz"),
+        ({"instruction": "push"}, "instruction 'lift', now 'push'"),
+        ({"task": "push"}, "task 'lift', now 'push'"),
+        ({"success": "none"}, "another success"),
+        ({"orientation": "half_turn"}, "a=agentview_image as_recorded', now 'a=agentview_image half_turn'"),
+    ],
+)
+def test_importing_again_with_other_options_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    source, store = robomimic(tmp_path / "demo.hdf5"), EpisodeStore(tmp_path / "store", create=True)
+    mapping = ImportMapping(cameras={"a": "agentview_image"}, state=("robot0_eef_pos",), instruction="lift")
+    import_episodes(source, store, mapping)
+    before = store.select()
+    with pytest.raises(EpisodeError, match=rf"demo_0 is in .*store already, with .*{said}.*a store of its own"):
+        import_episodes(source, store, replace(mapping, **change))
     assert store.select() == before
 
 

@@ -82,6 +82,26 @@ def test_an_undo_stays_an_undo_and_is_merged_once(tmp_path: Path) -> None:
         assert store.undo(id, author="ann") is None
 
 
+def test_a_label_that_was_overruled_is_not_revived_by_a_merge_the_other_way(tmp_path: Path) -> None:
+    with EpisodeStore(tmp_path / "a", create=True) as store:
+        wrong, restored = (store.add(make_episode(seed=seed)) for seed in range(2))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    with EpisodeStore(tmp_path / "a") as store:
+        store.label(wrong, "success", False, author="first look")
+        store.delete(restored, author="ada")
+    with EpisodeStore(tmp_path / "b") as store:
+        store.label(wrong, "success", True, author="second look")
+        store.delete(restored, author="bob")
+        store.label(restored, "deleted", False, author="bob")
+    for _ in range(2):
+        merge(tmp_path / "a", tmp_path / "b")
+        merge(tmp_path / "b", tmp_path / "a")
+        for name in ("a", "b"):
+            with EpisodeStore(tmp_path / name) as store:
+                assert store.labels(wrong) == {"success": True}, name
+                assert store.labels(restored) == {"deleted": False}, name
+
+
 def test_undos_that_were_merged_as_labels_before_are_read_as_such(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     (id,) = stored(there, 1)

@@ -1,9 +1,14 @@
 """The normalizer on data with a known scale, and on data that breaks naive ones."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from policies.normalizer import Normalizer
+from policies.registry import build_policy
+from tests.policies.pretrained.toy import FLOW_POLICIES, OPENVLA_OFT
+from tests.policies.test_every_policy import ROBOT
 
 
 def fitted(state, action, **options):
@@ -66,3 +71,23 @@ def test_scales_travel_in_the_state_dict():
 def test_wrong_data_is_refused(state, action, message):
     with pytest.raises(ValueError, match=message):
         Normalizer(state_dim=2, action_dim=1).fit(state, action)
+
+
+def test_states_by_their_range():
+    """0..100 to [-1, 1] by the 1 %..99 % range; a constant dimension is only shifted."""
+    state = torch.stack([torch.arange(101.0), torch.full((101,), 7.0)], dim=1)
+    normalizer = Normalizer(state_dim=2, action_dim=1)
+    normalizer.fit(state, torch.zeros(3, 1), state_quantiles=(0.01, 0.99))
+    scaled = normalizer.normalize_state(torch.tensor([[1.0, 7.0], [50.0, 7.0], [99.0, 8.0]]))
+    torch.testing.assert_close(scaled, torch.tensor([[-1.0, 0.0], [0.0, 0.0], [1.0, 1.0]]))
+
+
+@pytest.mark.parametrize("config", [FLOW_POLICIES["pi05"], replace(OPENVLA_OFT, proprio=True)], ids=["pi05", "openvla"])
+def test_policies_that_cut_states_off_beyond_one_see_nearly_all_of_them(config):
+    """pi0.5 writes them in 256 bins of [-1, 1], OpenVLA clamps them: of unit std a third would look alike."""
+    generator = torch.Generator().manual_seed(0)
+    state = torch.randn(4000, ROBOT.state_dim, generator=generator) * torch.linspace(0.01, 3, ROBOT.state_dim)
+    policy = build_policy(config, ROBOT)
+    policy.fit_normalizer(state, torch.rand(4000, ROBOT.action_dim, generator=generator))
+    beyond = (policy.normalizer.normalize_state(state).abs() > 1).float().mean()
+    assert beyond <= 0.03

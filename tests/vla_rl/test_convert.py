@@ -423,3 +423,24 @@ def test_actions_that_would_be_clipped_are_refused(tmp_path: Path) -> None:
         action_scale("smolvla_base", tmp_path, "--robot.action_low", "[0.0, 1.0]")
     with pytest.raises(UserError, match=r"must be above action_low"):
         action_scale("smolvla_base", tmp_path, "--robot.action_low", "[180.0]")
+
+
+@pytest.mark.parametrize("proprio", [{name: [0.0] * 7 for name in ("mean", "std", "min", "max", "q01", "q99")}, None])
+def test_statistics_of_a_state_that_openvla_does_not_read_may_be_short_or_missing(
+    tmp_path: Path, proprio: dict[str, list[float]] | None
+) -> None:
+    """OpenVLA, trained without the state, writes as many zeros for it as actions have; LIBERO's state has eight."""
+    statistics: dict[str, Any] = {"action": {"q01": [-0.8] * 7, "q99": [0.8] * 7, "mask": [True] * 6 + [False]}}
+    if proprio is not None:
+        statistics["proprio"] = proprio
+    (tmp_path / "config.json").write_text(json.dumps({"norm_stats": {"libero_spatial": statistics}}))
+    save_file({"none": torch.zeros(1)}, tmp_path / "model.safetensors")
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+
+    def state(*changes: str) -> Any:
+        published = load_config(Published, CONFIGS / "openvla_7b.yaml", changes)
+        return read_published(published, tmp_path, published.robot.spec()).state
+
+    assert (state().center.tolist(), state().scale.tolist()) == ([0.0] * 8, [1.0] * 8)
+    with pytest.raises(CheckpointError, match="at least 8 numbers" if proprio else "has no 'q01'"):
+        state("--policy.proprio", "true")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from policies.bundle import load_bundle, read_bundle_info
 from sims.errors import UserError
 from vla_rl.cli.main import main
 from vla_rl.runners.evaluate import locate
+from vla_rl.runs import run_dir
 from vla_rl.runs.listing import list_runs, summarize
 from vla_rl.runs.metrics import read_metrics
-from vla_rl.runs.run_dir import load_experiment, run_of
+from vla_rl.runs.run_dir import git_revision, load_experiment, run_of
 
 TINY = Path(__file__).parents[1] / "data" / "tiny.yaml"
 FIRST, ALL = 2, 4  # iterations
@@ -311,3 +313,23 @@ def test_training_ends_with_its_success(project: Path, capsys: pytest.CaptureFix
     success, report = capsys.readouterr().out.splitlines()
     assert success.startswith("success 0.0 % (0 to 66 %), before reinforcement 0.0 %")
     assert report == str(project / "short" / "report.html")
+
+
+def test_without_git_no_revision_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert git_revision() is None
+
+
+def test_the_revision_is_of_this_program_not_of_the_project_that_it_is_installed_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A virtual environment mostly lies in a project's checkout, which ignores it."""
+    package = tmp_path / ".venv/site-packages/installed"
+    package.mkdir(parents=True)
+    shutil.copy(run_dir.__file__, package / "run_dir.py")
+    (tmp_path / ".gitignore").write_text(".venv\n")
+    git = ["git", "-C", str(tmp_path), "-c", "user.email=a@b", "-c", "user.name=a"]
+    for command in (["init", "-q"], ["add", ".gitignore"], ["commit", "-qm", "a project of the user"]):
+        subprocess.run([*git, *command], check=True)
+    monkeypatch.setattr(run_dir, "__file__", str(package / "run_dir.py"))
+    assert git_revision() is None

@@ -78,9 +78,11 @@ class EncodedWindows:
         self._windows = EncodedBatch.cat([encode_windows(policy, sampler, part) for part in parts])
 
     def next_batch(self) -> EncodedBatch:
+        index, windows = torch.from_numpy(self._sampler.next_indices()), self._windows
+        kept_on = next(windows.inputs.tensors()).device  # the host, where ``Policy.store`` has no room on the device
         with crossing("batches"):
-            index = torch.from_numpy(self._sampler.next_indices()).to(self._device)
-        return self._windows[index]
+            there, here = index.to(kept_on), index.to(self._device)
+        return EncodedBatch(inputs=windows.inputs[there], targets=windows.targets[here])
 
     def state_dict(self) -> dict[str, Any]:
         return self._sampler.state_dict()

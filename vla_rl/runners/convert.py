@@ -59,7 +59,7 @@ def read_published(published: Published, checkpoint: Path, robot: RobotSpec) -> 
     state, action = read_statistics(statistics, published.dataset)
     return PublishedWeights(
         tensors=read_checkpoint(checkpoint),
-        state=_scale(state, published, robot.state_dim, f"{statistics}, state"),
+        state=_state_scale(state, published, robot.state_dim, f"{statistics}, state"),
         action=_action_scale(action, published, convention, f"{statistics}, actions"),
         tokenizer=b"" if published.tokenizer is None else _read(folder / published.tokenizer),
         source=str(checkpoint),
@@ -68,6 +68,19 @@ def read_published(published: Published, checkpoint: Path, robot: RobotSpec) -> 
 
 def _scale(statistics: Statistics, published: Published, dims: int, source: str) -> Scale:
     return scale_of(statistics, published.scale, dims, source=source)
+
+
+def _state_scale(statistics: Statistics, published: Published, dims: int, source: str) -> Scale:
+    """The identity where there is none and the policy does not read the state.
+
+    OpenVLA without ``proprio`` is trained without the state; its statistics are then as many zeros as actions have.
+    """
+    try:
+        return _scale(statistics, published, dims, source)
+    except CheckpointError:
+        if getattr(published.policy, "proprio", True):
+            raise
+        return Scale(center=torch.zeros(dims), scale=torch.ones(dims))
 
 
 def _action_scale(statistics: Statistics, published: Published, convention: Convention, source: str) -> Scale:

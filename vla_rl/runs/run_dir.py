@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -263,7 +264,15 @@ def load_experiment(directory: Path) -> Experiment:
 
 
 def git_revision() -> str | None:
-    """Commit of the checkout that this program runs from; None if it was installed from a package."""
-    here = Path(__file__).resolve().parent
-    answer = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return answer.stdout.strip() if answer.returncode == 0 else None
+    """Commit of the checkout that this program runs from; None if it was installed from a package, or without git."""
+    here = Path(__file__).resolve()
+    git = shutil.which("git")
+    if git is None:
+        return None
+    # Where it is installed may lie in the checkout of another project, which does not track this file.
+    for question in (["ls-files", "--error-unmatch", here.name], ["rev-parse", "HEAD"]):
+        command = [git, "-C", str(here.parent), *question]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        if answer.returncode != 0:
+            return None
+    return answer.stdout.strip()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from episodes.sampler import Targets
+from policies.normalizer import STATE_RANGE
 from policies.policy import ActionSample, PolicySpec, RobotSpec, keep_committed, masked_mean
 from policies.pretrained.checkpoint import PublishedWeights, load_published
 from policies.pretrained.context import PrefixCache
@@ -79,7 +80,8 @@ class OpenVLAPolicy(KeptPrefix[TokenContext, TokenTrace]):
 
     def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
         self.config.convention.refuse_fitting()
-        self.normalizer.fit(state, action)
+        # Before the network reads it, the state is cut off at -1 and 1 (``encode``).
+        self.normalizer.fit(state, action, state_quantiles=STATE_RANGE if self.config.proprio else None)
 
     def load_published(self, weights: PublishedWeights) -> list[str]:
         """Weights, scales and tokenizer of a checkpoint; the names of its dead weights. CheckpointError."""

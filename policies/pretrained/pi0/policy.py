@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from policies.normalizer import STATE_RANGE
 from policies.policy import RobotSpec
 from policies.pretrained.context import PrefixCache
 from policies.pretrained.flow_policy import FlowVLA
@@ -30,6 +31,8 @@ class Pi0(FlowVLA):
     def __init__(self, config: Pi0Config, robot: RobotSpec) -> None:
         tokenizer = PromptTokenizer(needs_bos=True, vocabulary=config.vocabulary)
         super().__init__(config, robot, Pi0Network(config), feature_width=config.language.width, tokenizer=tokenizer)
+        if config.prompt == "instruction_and_state":
+            self.state_quantiles = STATE_RANGE  # its bins end at -1 and 1
 
     @property
     def prefix_modules(self) -> Sequence[nn.Module]:

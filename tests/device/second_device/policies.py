@@ -30,6 +30,7 @@ from tests.policies.pretrained.toy import toy
 from tests.policies.test_every_policy import CONFIGS, ROBOT, observe
 from tests.worlds import PointEnv
 from vla_rl.algorithms.bc import BC, BCConfig
+from vla_rl.algorithms.encoded_windows import EncodedWindows
 from vla_rl.bench.transfers import TransferCounter
 from vla_rl.rollouts.collector import Collector
 from vla_rl.runners.evaluate import evaluate_policy
@@ -126,6 +127,22 @@ def test_behavior_cloning(demonstrations: EpisodeStore, frozen: tuple[str, ...],
     resumed.load_state_dict(load_tree(tmp_path / "state.safetensors"))
     resumed.update()
     assert same_weights(whole.policy, resumed.policy)
+
+
+def test_cloning_is_the_same_wherever_the_encoded_prefixes_are_kept(demonstrations: EpisodeStore) -> None:
+    def losses(where: Any) -> list[float]:
+        torch.manual_seed(0)
+        config = dataclasses.replace(toy("pi0", FlowSDEConfig(steps=2)), storage=StorageConfig(where=where))
+        policy = SECOND.place(build_policy(config, RobotSpec.of(PointEnv(num_envs=1).spec)))
+        sampler = WindowSampler(demonstrations, action_horizon=policy.spec.cloned_horizon, batch_size=6, seed=0)
+        bc = BC(policy, BCConfig(steps=4, frozen=("encoder",)), [sampler], seed=0)
+        assert isinstance(bc.samplers[0], EncodedWindows) == (where != "recompute")
+        with TransferCounter() as counter:
+            found = [bc.update()["bc_loss"] for _ in range(2)]
+        assert counter.unnamed == {}
+        return found
+
+    assert losses("host") == losses("device") == pytest.approx(losses("recompute"), rel=1e-4)
 
 
 @pytest.mark.parametrize("side", SIDES.values(), ids=SIDES.keys())
