@@ -18,7 +18,7 @@ from episodes.catalog import Entry
 from episodes.cuts import parts_of
 from episodes.files import sync
 from episodes.layout import layout_of, store_layout
-from episodes.overlays import DELETED, Labels, append_changes, read_changes, read_labels
+from episodes.overlays import DELETED, RECORDING, Labels, append_changes, append_label, read_changes, read_labels
 from episodes.schema import CorruptEpisode, EpisodeError, StoreFull, new_ulid
 from episodes.store import EpisodeStore
 from sims.errors import is_disk_full
@@ -69,8 +69,9 @@ def merge(path: str | Path, source: str | Path) -> dict[str, Any]:
         present = {entry.id for entry in store.entries() if store.file(entry.id).name not in unusable}
         damaged |= {str(other.path / name) for name in other.corrupt}
         new = [entry for entry in other.entries() if entry.id not in present and not _deleted(entry, labels)]
-        here, there = set(store.recordings().values()), other.recordings()
-        missing = [entry for entry in new if there.get(entry.id) not in here]
+        here, there = {digest.hex() for digest in store.recordings().values()}, other.recordings()
+        here |= {str(of[RECORDING]) for of in labels.values() if RECORDING in of}
+        missing = [entry for entry in new if entry.id not in there or there[entry.id].hex() not in here]
         _check_layouts(store, other, missing)
         for entry in missing:
             try:
@@ -126,10 +127,14 @@ def _copy(file: Path, store: EpisodeStore) -> None:
 
 def compact(path: str | Path) -> dict[str, Any]:
     """Remove the files of episodes that are deleted, all parts of them, for good; then ``info`` with ``removed`` and
-    ``freed`` bytes. Labels stay, so that ``merge`` does not bring the episodes back."""
+    ``freed`` bytes. Labels stay, and people's recordings get one, so that ``merge`` does not bring the episodes back,
+    from a store that imported the same recording neither."""
     with EpisodeStore(path) as store:
         read = {store.file(entry.id) for entry, labels in store.labelled() if not labels.get(DELETED)}
-        gone = {store.file(entry.id): entry.bytes for entry in store.entries() if store.file(entry.id) not in read}
+        unread = [entry for entry in store.entries() if store.file(entry.id) not in read]
+        gone, recordings = {store.file(entry.id): entry.bytes for entry in unread}, store.recordings()
+        for id in (entry.id for entry in unread if entry.id in recordings):
+            append_label(store.path, episode=id, key=RECORDING, value=recordings[id].hex(), author="data compact")
         for file in gone:
             file.unlink(missing_ok=True)  # another one compacts it too
         sync(store.path)

@@ -1,9 +1,10 @@
 """Labels on episodes: append-only JSON lines beside the immutable episode files; the latest value of a key counts.
 
-The store uses six keys: ``deleted`` hides the episode, ``success`` replaces the recorded success, ``trim`` and
+The store uses seven keys: ``deleted`` hides the episode, ``success`` replaces the recorded success, ``trim`` and
 ``split`` cut it (cuts.py); with ``outcome`` "abort" or ``rewound_at``, and without ``success``, it is no success,
 whatever was recorded (``outcome_unknown``). ``success_from`` is a recorded control step, from which on observations
-show success (outcomes/success.py). A label of null takes the key away, so that what was recorded counts again.
+show success (outcomes/success.py); ``recording`` is the digest of what ``compact`` removed. A label of null takes the
+key away, so that what was recorded counts again.
 Labels of a part count until the split that made it is taken back; split again, the new part has the id, but not them.
 """
 
@@ -31,6 +32,7 @@ LABELS_NAME = "labels.jsonl"
 DELETED, SUCCESS, SUCCESS_FROM = "deleted", "success", "success_from"
 TRIM, SPLIT = "trim", "split"
 OUTCOME, ABORT, REWOUND_AT = "outcome", "abort", "rewound_at"
+RECORDING = "recording"
 
 LabelValue = bool | int | float | str
 EpisodeOutcome = Literal["success", "failure", "unknown"]

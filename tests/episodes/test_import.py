@@ -23,7 +23,7 @@ from pyarrow import parquet
 from episodes.formats.importer import import_episodes
 from episodes.formats.recording import ImportMapping
 from episodes.formats.success import parse_success
-from episodes.maintenance import merge
+from episodes.maintenance import compact, merge
 from episodes.schema import Episode, EpisodeError
 from episodes.store import EpisodeStore
 
@@ -410,6 +410,20 @@ def test_a_recording_that_two_stores_imported_is_merged_once(tmp_path: Path) -> 
         assert (merged["copied"], merged["present"], merged["episodes"]) == (copied, present, 4)
     assert {cut, kept} < {entry.id for entry in here.select()}
     assert sorted(entry.seed for entry in here.select()) == [0, 0, 1, 1]  # of other recordings
+
+
+def test_a_deleted_recording_does_not_come_back_from_a_store_that_imported_it_too(tmp_path: Path) -> None:
+    """Its id is another one there; compacted, only its digest tells that it was here."""
+    source = robomimic(tmp_path / "low_dim.hdf5")
+    mapping = ImportMapping(state=("robot0_eef_pos",), instruction="lift it")
+    here, there = (EpisodeStore(tmp_path / name, create=True) for name in ("here", "there"))
+    import_episodes(source, here, mapping)
+    import_episodes(source, there, mapping)
+    here.delete(here.select()[0].id, author="test")
+    assert compact(here.path)["removed"] == 1
+    merged = merge(here.path, there.path)
+    assert (merged["copied"], merged["present"], merged["episodes"]) == (0, 2, 1)
+    assert import_episodes(source, here, mapping)["episodes"] == 1  # which asks for it
 
 
 def test_without_rewards_a_demonstration_is_a_success_and_images_can_be_flipped(tmp_path: Path) -> None:
