@@ -52,7 +52,7 @@ def rebuild(path: str | Path) -> dict[str, Any]:
 def merge(path: str | Path, source: str | Path) -> dict[str, Any]:
     """Copy the episodes and labels of the store ``source`` that are not here yet, then ``info`` with ``copied``.
 
-    An episode that is deleted here is not copied again; where both stores label one, the label of ``source`` counts.
+    An episode that is deleted here is not copied again; where both stores label one, the later label counts.
     ``present``: how many are here under another id, recordings of people that both stores imported; these are not
     copied, and what ``source`` says of them does not count.
     A file here that ``info`` calls corrupt is replaced by that of ``source``, and named in ``replaced``. Ended at any

@@ -1,5 +1,6 @@
 """Labels on episodes: append-only JSON lines beside the immutable episode files; the latest value of a key counts.
 
+Latest is by ``time_s``: lines that were made in another folder may come to this one behind later ones.
 The store uses seven keys: ``deleted`` hides the episode, ``success`` replaces the recorded success, ``trim`` and
 ``split`` cut it (cuts.py); with ``outcome`` "abort" or ``rewound_at``, and without ``success``, it is no success,
 whatever was recorded (``outcome_unknown``). ``success_from`` is a recorded control step, from which on observations
@@ -19,7 +20,7 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -87,23 +88,29 @@ def outcome_of(labels: Mapping[str, LabelValue]) -> EpisodeOutcome | None:
 
 def append_label(folder: Path, *, episode: str, key: str, value: LabelValue | None, author: str) -> None:
     """Append one label, synced to disk when it returns. Several processes may append at once."""
+    append_labels(folder, episode=episode, labels={key: value}, author=author)
+
+
+def append_labels(folder: Path, *, episode: str, labels: Mapping[str, LabelValue | None], author: str) -> None:
+    """As ``append_label`` for each, all of the same time."""
     with _locked(folder) as file:
-        _append(file, LabelChange(episode=episode, key=key, value=value, author=author, time_s=time.time()))
+        now = _now(change for _, change in _changes(folder, of=episode))
+        for key, value in labels.items():
+            _append(file, LabelChange(episode=episode, key=key, value=value, author=author, time_s=now))
 
 
 def append_changes(folder: Path, changes: Iterable[LabelChange]) -> None:
     """Append changes that were made in another folder, but for those that are here already.
 
-    Left out is also what a later one of ``changes``, of the same label, has overruled there and is here: behind that,
-    it would count again. An undo takes back the line here that is its ``undone``; where there is none, it counts as a
-    label.
+    They count as of the time when they were made, so an older one does not overrule what is here. An undo takes back
+    the line here that is its ``undone``; where there is none, it counts as a label.
     """
     with _locked(folder) as file:
         here = [(i, change) for i, change in _changes(folder) if change is not None]
         known = {_moved(change) for _, change in here}
         labels = {_moved(change): i for i, change in here if change.undoes is None}
         number = len(_lines(folder))
-        for change in _standing(list(changes), known):
+        for change in changes:
             moved = _moved(change)
             if moved in known:
                 continue
@@ -115,16 +122,10 @@ def append_changes(folder: Path, changes: Iterable[LabelChange]) -> None:
             number += 1
 
 
-def _standing(changes: Sequence[LabelChange], known: Collection[LabelChange]) -> list[LabelChange]:
-    """Without those that come before a known one of the same label."""
-    standing, settled = [], set()
-    for change in reversed(changes):
-        label = (change.episode, change.key)
-        if label not in settled:
-            standing.append(change)
-        if _moved(change) in known:
-            settled.add(label)
-    return standing[::-1]
+def _now(changes: Iterable[LabelChange | None]) -> float:
+    """The time of a change that is later than all of these, also where their clock was ahead."""
+    latest = max((change.time_s for change in changes if change is not None), default=-math.inf)
+    return max(time.time(), math.nextafter(latest, math.inf))
 
 
 def _moved(change: LabelChange) -> LabelChange:
@@ -140,7 +141,8 @@ def undo_label(folder: Path, *, episode: str, author: str) -> LabelChange | None
     if not (folder / LABELS_NAME).exists():
         return None
     with _locked(folder) as file:
-        counting = _counting(_changes(folder))[recorded_id(episode)]
+        lines = list(_changes(folder, of=episode))
+        counting = _counting(lines)[recorded_id(episode)]
         changes = [(i, change) for i, change in counting if change.episode == episode]
         undone = {change.undoes for _, change in changes}
         holding = [(i, change) for i, change in changes if change.undoes is None and i not in undone]
@@ -148,7 +150,7 @@ def undo_label(folder: Path, *, episode: str, author: str) -> LabelChange | None
             return None
         number, last = holding.pop()
         value = next((change.value for _, change in reversed(holding) if change.key == last.key), None)
-        now = time.time()
+        now = _now(change for _, change in lines)
         _append(file, LabelChange(episode=episode, key=last.key, value=value, author=author, time_s=now, undoes=number))
     return last
 
@@ -167,11 +169,11 @@ def read_labels(folder: Path) -> tuple[Labels, int]:
 
 def read_history(folder: Path, episodes: Collection[str]) -> list[LabelChange]:
     """Every change of these episodes' labels, oldest first."""
-    return [change for _, change in _changes(folder) if change is not None and change.episode in episodes]
+    return [change for _, change in _in_time(_changes(folder)) if change.episode in episodes]
 
 
 def read_changes(folder: Path) -> list[LabelChange]:
-    """Every complete line, oldest first, for another folder: undos have their ``undone``."""
+    """Every complete line, in their order, for another folder: undos have their ``undone``."""
     changes = dict(_changes(folder))
     return [
         change if change.undoes is None else replace(change, undone=changes.get(change.undoes))
@@ -203,10 +205,14 @@ def _append(file: BinaryIO, change: LabelChange) -> None:
     os.fsync(file.fileno())
 
 
-def _changes(folder: Path) -> Iterator[tuple[int, LabelChange | None]]:
-    """(line number, change) of every line that is not empty; None for an incomplete one."""
+def _changes(folder: Path, *, of: str = "") -> Iterator[tuple[int, LabelChange | None]]:
+    """(line number, change) of every line that is not empty; None for an incomplete one.
+
+    ``of``: only the lines in which the id of this recorded episode, or of the one it is a part of, occurs.
+    """
+    id = recorded_id(of).encode()
     for number, line in enumerate(_lines(folder)):
-        if not line.strip():
+        if not line.strip() or id not in line:
             continue
         try:
             yield number, LabelChange(**json.loads(line))
@@ -217,9 +223,7 @@ def _changes(folder: Path) -> Iterator[tuple[int, LabelChange | None]]:
 def _counting(changes: Iterable[tuple[int, LabelChange | None]]) -> Mapping[str, list[tuple[int, LabelChange]]]:
     """Recorded episode -> the changes of it and its parts, without those of parts whose split is not the same since."""
     counting: Mapping[str, list[tuple[int, LabelChange]]] = defaultdict(list)
-    for number, change in changes:
-        if change is None:
-            continue
+    for number, change in _in_time(changes):
         lines = counting[recorded_id(change.episode)]
         if change.key == SPLIT:
             own = (one.value for _, one in reversed(lines) if (one.episode, one.key) == (change.episode, SPLIT))
@@ -227,6 +231,12 @@ def _counting(changes: Iterable[tuple[int, LabelChange | None]]) -> Mapping[str,
                 lines[:] = [line for line in lines if not _is_part(line[1].episode, of=change.episode)]
         lines.append((number, change))
     return counting
+
+
+def _in_time(changes: Iterable[tuple[int, LabelChange | None]]) -> list[tuple[int, LabelChange]]:
+    """Oldest first, in whichever order they came to this folder: folders that exchanged theirs read the same."""
+    complete = [(number, change) for number, change in changes if change is not None]
+    return sorted(complete, key=lambda line: line[1].time_s)
 
 
 def _is_part(id: str, *, of: str) -> bool:

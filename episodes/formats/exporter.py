@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from episodes.catalog import Entry
 from episodes.formats.export_format import ExportFormat
 from episodes.formats.mcap import export_mcap
 from episodes.formats.to_lerobot import write_lerobot
@@ -40,9 +42,27 @@ def export_episodes(store: EpisodeStore, path: Path, format: ExportFormat) -> di
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         unfinished = Path(folder) / path.name
-        WRITERS[format]((rewarded(store, entry) for entry in entries), unfinished)
+        WRITERS[format]((_exported(store, entry) for entry in entries), unfinished)
         unfinished.rename(path)
     return {"episodes": len(entries), "steps": sum(entry.steps for entry in entries)}
+
+
+def _exported(store: EpisodeStore, entry: Entry) -> Episode:
+    """As it is labelled now; of a success whose step of success was cut off, the last step is one.
+
+    These formats tell an episode's success by its steps alone. Not so of the earlier parts of a split success.
+    """
+    episode = rewarded(store, entry)
+    if not entry.success or episode.succeeded or not entry.ends_as_labelled:
+        return episode
+    last = np.arange(episode.num_steps) == episode.num_steps - 1
+    return replace(
+        episode,
+        reward=episode.reward if episode.reward.any() else last.astype(np.float32),
+        terminated=last,
+        truncated=np.zeros_like(last),
+        success=last,
+    )
 
 
 def _alike(episodes: Iterable[Episode]) -> Iterator[Episode]:

@@ -11,9 +11,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from episodes.formats.recording import Found, Recording, actions, json_object
+from episodes.formats.video_frames import VideoFrames
 from episodes.schema import EpisodeError
 
 ACTIONS = ("action", "actions")  # the second in physical-intelligence/libero
@@ -42,9 +43,11 @@ def find_lerobot(root: Path) -> Iterator[Found]:
     if missing := [key for key in ("fps", "features", "data_path") if key not in info]:
         raise EpisodeError(f"{path} has no {', '.join(missing)}; download the data set again")
     packed = version.startswith("v3.")
-    data_set = _DataSet(root=root, info=info, tasks=_tasks(root, packed=packed), packed=packed)
-    for episode in _episodes(root, packed=packed):
-        yield Found(name=data_set.name(episode), load=functools.partial(data_set.recording, episode))
+    tasks = _tasks(root, packed=packed)
+    with contextlib.closing(VideoFrames()) as videos:
+        data_set = _DataSet(root=root, info=info, tasks=tasks, packed=packed, videos=videos)
+        for episode in _episodes(root, packed=packed):
+            yield Found(name=data_set.name(episode), load=functools.partial(data_set.recording, episode))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,7 @@ class _DataSet:
     info: dict[str, Any]
     tasks: dict[int, str]
     packed: bool
+    videos: VideoFrames
 
     def name(self, episode: dict[str, Any]) -> str:
         return f"{self.root.name}: episode {int(episode['episode_index'])}"
@@ -141,7 +145,7 @@ class _DataSet:
         path = self.root / self.info["video_path"].format(**fields)
         first = round(float(episode.get(f"videos/{key}/from_timestamp", 0.0)) * self.info["fps"])
         height, width = _image_size(self.info["features"][key])
-        return _read_frames(path, first=first, count=count, height=height, width=width)
+        return self.videos.read(key, path, first=first, count=count, height=height, width=width)
 
 
 def _episodes(root: Path, *, packed: bool) -> Iterator[dict[str, Any]]:
@@ -197,22 +201,3 @@ def _decode_image(value: dict[str, Any], root: Path) -> UInt8[np.ndarray, "heigh
     source = io.BytesIO(value["bytes"]) if value.get("bytes") else root / value["path"]
     with Image.open(source) as image:
         return np.asarray(image.convert("RGB"))
-
-
-def _read_frames(
-    path: Path, *, first: int, count: int, height: int, width: int
-) -> UInt8[np.ndarray, "{count} {height} {width} 3"]:
-    """Frames from ``first`` on. Decoded from the beginning of the file: seeking is not exact to the frame."""
-    import imageio_ffmpeg
-
-    if not path.is_file():
-        raise EpisodeError(f"{path} is missing, so the LeRobot data set is not complete")
-    selected = f"select=between(n\\,{first}\\,{first + count - 1})"
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-i", str(path), "-vf", selected]
-    command += ["-fps_mode", "passthrough", "-frames:v", str(count), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
-    done = subprocess.run(command, capture_output=True, check=False)
-    expected = count * height * width * 3
-    if done.returncode != 0 or len(done.stdout) != expected:
-        problem = done.stderr.decode(errors="replace").strip() or f"{len(done.stdout)} bytes instead of {expected}"
-        raise EpisodeError(f"{path}: frames {first} to {first + count - 1} cannot be read: {problem}")
-    return np.frombuffer(done.stdout, np.uint8).reshape(count, height, width, 3)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
-from episodes.overlays import LabelChange, LabelValue, append_changes
+from episodes.overlays import LabelChange, LabelValue, append_labels
 from episodes.store import EpisodeStore
 
 
 def label_together(store: EpisodeStore, id: str, labels: Mapping[str, LabelValue | None], *, author: str) -> None:
     """Of an episode that is in ``store``; None takes a label away. Raises StoreFull."""
-    now = time.time()
-    append_changes(
-        store.path,
-        [LabelChange(episode=id, key=key, value=value, author=author, time_s=now) for key, value in labels.items()],
-    )
+    append_labels(store.path, episode=id, labels=labels, author=author)
 
 
 def undo_together(store: EpisodeStore, id: str, *, author: str) -> LabelChange | None:

@@ -139,6 +139,27 @@ def test_success_and_rewards_of_an_export_agree_with_the_labels(tmp_path: Path) 
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("format", "mapping"), [("robomimic", ROBOMIMIC), ("lerobot-images", LEROBOT)])
+def test_a_demonstration_whose_step_of_success_was_cut_off_comes_back_as_a_success(
+    tmp_path: Path, format: ExportFormat, mapping: ImportMapping
+) -> None:
+    store, out = EpisodeStore(tmp_path / "store", create=True), tmp_path / "out.hdf5"
+    shown, labelled, failed, split = (store.add(make_episode(steps=5, seed=seed)) for seed in range(4))
+    store.label(labelled, "success_from", 4, author="test")
+    store.label(failed, "success", False, author="test")
+    for id in (shown, labelled, failed):
+        store.trim(id, 0, 3, author="test")
+    store.trim(store.split(split, 2, author="test")[1], 0, 2, author="test")
+    export_episodes(store, out, format)
+    again = back(out, tmp_path / "again", mapping)
+    assert [entry.success for entry in store.select()] == [True, True, False, True, True]
+    # Of a split success the last part shows it, here and there.
+    assert [episode.success.tolist() for episode in again] == [
+        [False, False, True], [False, False, True], [False] * 3, [False] * 2, [False, True],
+    ]  # fmt: skip
+    assert [episode.reward.sum() for episode in again] == [1, 1, 0, 0, 1]
+
+
 @pytest.mark.parametrize("format", ["robomimic", "lerobot-images"])
 def test_an_episode_that_was_observed_at_its_first_step_only_is_refused(tmp_path: Path, format: ExportFormat) -> None:
     store = EpisodeStore(tmp_path / "store", create=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -23,6 +24,7 @@ from pyarrow import parquet
 from episodes.formats.importer import import_episodes
 from episodes.formats.recording import ImportMapping
 from episodes.formats.success import parse_success
+from episodes.formats.video_frames import VideoFrames
 from episodes.maintenance import compact, merge
 from episodes.schema import Episode, EpisodeError
 from episodes.store import EpisodeStore
@@ -568,6 +570,41 @@ def test_files_of_other_formats_and_incomplete_ones_are_refused(tmp_path: Path) 
     (root / "videos/observation.images.top/chunk-000/file-000.mp4").unlink()
     with pytest.raises(EpisodeError, match=r"file-000.mp4 is missing"):
         imported(root, tmp_path, cameras=TOP, **PIXELS)
+
+
+def test_a_video_is_decoded_once_for_all_its_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, started, popen = lerobot_3(tmp_path / "pusht"), list[str](), subprocess.Popen
+
+    def counted(command: list[str], **options: Any) -> Any:
+        started.append(command[0])
+        return popen(command, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", counted)
+    check(imported(root, tmp_path, cameras=TOP, **PIXELS), "top", tolerance=6)
+    assert started == [imageio_ffmpeg.get_ffmpeg_exe()]
+
+
+def test_frames_of_videos_are_read_in_any_order(tmp_path: Path) -> None:
+    both = np.concatenate([frames(0), frames(1)])
+    paths = [tmp_path / "forwards.mp4", tmp_path / "backwards.mp4"]
+    write_mp4(paths[0], both)
+    write_mp4(paths[1], both[::-1])
+    size = {"height": SIZE[0], "width": SIZE[1]}
+    with contextlib.closing(VideoFrames()) as videos:
+        for camera, file, first, count in (
+            ("top", 0, 0, 2), ("top", 0, 2, 1), ("side", 1, 3, 2), ("top", 0, 5, 3), ("side", 1, 6, 1),
+            ("top", 0, 1, 4), ("top", 1, 0, 8), ("side", 1, 6, 2),
+        ):  # fmt: skip
+            found = videos.read(camera, paths[file], first=first, count=count, **size)
+            expected = (both, both[::-1])[file][first : first + count]
+            np.testing.assert_allclose(found.astype(int), expected, atol=6)
+        with pytest.raises(EpisodeError, match=r"frames 6 to 8 cannot be read: the file ends before frame 8"):
+            videos.read("top", paths[0], first=6, count=3, **size)
+        with pytest.raises(EpisodeError, match=r"frames 0 to 0 cannot be read: frame 0 is 16 x 24, not 24 x 16"):
+            videos.read("top", paths[0], first=0, count=1, height=24, width=16)
+        paths[0].write_bytes(paths[0].read_bytes()[:200])
+        with pytest.raises(EpisodeError, match=r"forwards.mp4: frames 0 to 0 cannot be read: .*moov atom not found"):
+            videos.read("top", paths[0], first=0, count=1, **size)
 
 
 def with_times(root: Path, dropped: set[int]) -> Path:

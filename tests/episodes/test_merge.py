@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from episodes.maintenance import compact, info, merge, verify
+from episodes.overlays import LabelChange, append_changes
 from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore
+from real_robot.corrections.labels import label_together, undo_together
 from tests.episodes.episode_examples import assert_same, make_episode
 from vla_rl.cli.main import main
 
@@ -100,6 +102,44 @@ def test_a_label_that_was_overruled_is_not_revived_by_a_merge_the_other_way(tmp_
             with EpisodeStore(tmp_path / name) as store:
                 assert store.labels(wrong) == {"success": True}, name
                 assert store.labels(restored) == {"deleted": False}, name
+
+
+def test_a_part_that_was_deleted_before_its_split_was_made_again_is_not_deleted_by_a_merge(tmp_path: Path) -> None:
+    with EpisodeStore(tmp_path / "a", create=True) as a:
+        id = a.add(make_episode())
+        part, _ = a.split(id, 2, author="ada")
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+        a.delete(part, author="ada")
+        with EpisodeStore(tmp_path / "b") as b:
+            b.undo(id, author="bob")
+            assert part in b.split(id, 2, author="bob")
+            merge(a.path, b.path)
+            merge(b.path, a.path)
+            assert (a.labels(part), b.labels(part)) == ({}, {})
+
+
+def test_a_label_that_comes_late_does_not_overrule_a_later_one(tmp_path: Path) -> None:
+    (id,) = stored(tmp_path, 1)
+    with EpisodeStore(tmp_path) as store:
+        store.label(id, "success", False, author="ada")
+        late = LabelChange(episode=id, key="success", value=True, author="a robot", time_s=time.time() - 60)
+        append_changes(tmp_path, [late])
+        assert store.labels(id) == {"success": False}
+        assert [change.value for change in store.history(id)] == [True, False]
+        assert (undone := store.undo(id, author="ada")) and undone.value is False
+        assert store.labels(id) == {"success": True}
+
+
+def test_what_is_labelled_here_counts_also_if_a_clock_was_ahead(tmp_path: Path) -> None:
+    (id,) = stored(tmp_path, 1)
+    with EpisodeStore(tmp_path) as store:
+        ahead = LabelChange(episode=id, key="success", value=True, author="a robot", time_s=time.time() + 3600)
+        append_changes(tmp_path, [ahead])
+        store.label(id, "success", False, author="ada")
+        assert store.labels(id) == {"success": False}
+        label_together(store, id, {"success": None, "outcome": "abort"}, author="ada")
+        assert store.labels(id) == {"outcome": "abort"}
+        assert undo_together(store, id, author="ada") and store.labels(id) == {"success": False}
 
 
 def test_undos_that_were_merged_as_labels_before_are_read_as_such(tmp_path: Path) -> None:

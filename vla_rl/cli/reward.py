@@ -93,11 +93,12 @@ class Evaluate:
     """in the simulator of this configuration, with --policy"""
     policy: Annotated[Path | None, arg(metavar="BUNDLE")] = None
     """the policy that acts there"""
-    episodes: PositiveInt = 200
-    """held-out starts in the simulator"""
+    episodes: PositiveInt | None = None
+    """held-out starts in the simulator (default: 200)"""
     explore: bool = False
     """the policy acts as in training instead of as deployed"""
-    seed: Seed = 0
+    seed: Seed | None = None
+    """of the starts there and what the policy draws (default: 0)"""
     device: Device = "auto"
     json: Json = False
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
@@ -112,6 +113,7 @@ class Evaluate:
         from vla_rl.runners.progress import assess_progress_stores, assess_reward
         from vla_rl.runners.reward import assess_stores, compare_with_truth
 
+        self._check_options()
         path, device = self.path, select_device(self.device)
         fitted = path.is_dir()
         if fitted and self.overrides:
@@ -128,8 +130,16 @@ class Evaluate:
             raise UserError("reward evaluate needs --stores STORE, or --sim CONFIG and --policy BUNDLE")
         experiment = load_experiment(self.sim, ("--device", self.device))
         return compare_with_truth(
-            path, experiment, self.policy, episodes=self.episodes, seed=self.seed, explore=self.explore
+            path, experiment, self.policy, episodes=self.episodes or 200, seed=self.seed or 0, explore=self.explore
         )
+
+    def _check_options(self) -> None:
+        """UserError where options are given that recorded episodes have no use for."""
+        simulated = {"sim": self.sim, "policy": self.policy, "episodes": self.episodes}
+        simulated |= {"explore": self.explore or None, "seed": self.seed}
+        given = [f"--{name}" for name, value in simulated.items() if value is not None]
+        if self.stores and given:
+            raise UserError(f"{', '.join(given)} are of a simulator; with --stores leave them out")
 
 
 def _summary(report: dict[str, Any]) -> str:
