@@ -265,7 +265,7 @@ class Policy(OnDevice, ABC, Generic[C, T]):
 
     @property
     def log_prob_steps(self) -> int:
-        """S, the number of stochastic steps of a chunk that ``log_prob`` scores."""
+        """S, the number of stochastic steps of a chunk that ``log_prob`` scores; 0: there is no likelihood."""
         return 1
 
     @property

@@ -23,11 +23,15 @@ from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import RobotSpec
 from policies.registry import build_policy
+from policies.residual.best_of import best_of
+from policies.residual.ensemble import EnsembleConfig
 from sims.errors import UserError
 from sims.vector_env import Step
+from tests.policies.pretrained.toy import OPENVLA_OFT
 from tests.reach_env import CorrectedReach, ReachEnv
 from tests.worlds import PointEnv
 from vla_rl.algorithms.clipped_update import ClippedUpdate
+from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig, with_advantages
 from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.algorithms.update_settings import UpdateConfig
@@ -216,6 +220,19 @@ def test_weighing_denoising_steps_needs_more_than_one() -> None:
         with pytest.raises(UserError, match=r"this policy scores one step per chunk.*random_steps: all"):
             ClippedUpdate(config, policy, seed=0)
         ClippedUpdate(config, DenoisingPolicy(FLOW, policy.spec.robot), seed=0)
+
+
+@pytest.mark.parametrize("regresses", [True, False], ids=["openvla, head l1", "best of several samples"])
+def test_a_policy_without_likelihood_is_refused_before_anything_is_recorded(regresses: bool) -> None:
+    env = PointEnv(num_envs=2)
+    robot = RobotSpec.of(env.spec)
+    if regresses:
+        policy = build_policy(replace(OPENVLA_OFT, head="l1"), robot)
+    else:
+        policy = best_of(build_policy(FLOW, robot), samples=2, critic=EnsembleConfig(hidden=(8,), members=2))
+    for config in (PPOConfig(), GRPOConfig()):
+        with pytest.raises(UserError, match=r"policy has no likelihood, .* policy.head tokens.* algorithm off_policy"):
+            build_algorithm(config, policy, env, seed=0)
 
 
 def test_dppo_freezes_the_weights_that_training_starts_from() -> None:

@@ -66,6 +66,11 @@ class ClippedUpdate:
     def __init__(
         self, config: UpdateConfig, policy: LikelihoodModel, *, critic: ValueCritic | None = None, seed: int
     ) -> None:
+        if policy.log_prob_steps == 0:
+            raise UserError(
+                "this policy has no likelihood, which ppo and grpo need: of OpenVLA take policy.head tokens (a head l1 "
+                "can be cloned, evaluated and served); the best of several samples is trained by algorithm off_policy"
+            )
         if config.weighs_steps and policy.log_prob_steps == 1:
             raise UserError(
                 "algorithm.update: denoising_discount and clip_first_step weigh the denoising steps of a chunk, but "

@@ -179,6 +179,10 @@ class OpenVLAPolicy(KeptPrefix[TokenContext, TokenTrace]):
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
+    @property
+    def log_prob_steps(self) -> int:
+        return 1 if self.network.l1_head is None else 0
+
     def log_prob(self, context: TokenContext, trace: TokenTrace) -> Float[Tensor, "B 1 H A"]:
         return self._distribution(context, trace.bins).log_prob(trace.bins).unsqueeze(1)
 
