@@ -86,6 +86,18 @@ def test_a_continued_rollout_does_not_observe_twice() -> None:
     assert env.observed == [3] * 5
 
 
+def test_what_was_seen_before_an_update_is_not_acted_on_where_time_goes_on() -> None:
+    """On a robot the arm has come to rest elsewhere, or things were moved, until the learner has learned."""
+    env = ChainEnv(num_envs=2, length=300, max_steps=1000, can_capture=False)
+    runner = collector(env)
+    runner.collect(2)
+    env.cell += 5
+    expected = env.observe().state
+    inputs = runner.collect(1).inputs
+    assert isinstance(inputs, StateContext)
+    assert torch.equal(inputs.state[0], expected)
+
+
 def test_episodes_run_once_in_each_environment_and_observe_only_running_ones() -> None:
     env = ChainEnv(num_envs=3, length=LENGTH, max_steps=100)
     rollout = collector(env).episodes([StartState(task=1, seed=cell) for cell in (8, 3, 0)])

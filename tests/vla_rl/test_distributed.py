@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -149,9 +149,68 @@ def test_auto_starts_a_cluster_where_there_is_none(tmp_path: Path, in_process: P
     assert [row["collector"] for row in events(tmp_path / "run", "started")] == [0, 1]
 
 
+AUTO = """
+import ray, sys
+from vla_rl.config.cluster import ClusterConfig
+from vla_rl.distributed.cluster import connect, disconnect
+connect(ClusterConfig(cpus=0.1), workers=1)
+for line in sys.stdin:
+    answer = ray.get(ray.remote(num_cpus=0.1)(lambda: ray.get_runtime_context().gcs_address).remote(), timeout=60)
+    print(answer, flush=True)
+disconnect()
+"""
+
+
+@pytest.mark.slow
+def test_runs_that_start_a_cluster_have_one_each() -> None:
+    """The cluster of a run ends with it: another run that had joined it would be ended by Ray."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-W", "ignore", "-c", AUTO]
+    with tempfile.TemporaryDirectory(prefix="ray-") as short, ExitStack() as opened:
+        environment = ours | {"RAY_TMPDIR": short, "PYTHONPATH": str(Path(__file__).parents[2])}
+        runs = []
+        for _ in range(2):
+            pipes = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                env=environment,
+            )  # fmt: skip
+            runs.append(opened.enter_context(pipes))
+            opened.callback(pipes.kill)
+            assert ask(pipes)  # it is up before the next one starts
+        assert ask(runs[0]) != ask(runs[1])
+        runs[0].communicate(timeout=60)
+        assert runs[0].returncode == 0
+        assert ask(runs[1])
+        runs[1].communicate(timeout=60)
+        assert runs[1].returncode == 0
+
+
+def ask(run: subprocess.Popen[str]) -> str:
+    """The address of its cluster, from a task there; "" where the process has ended."""
+    assert run.stdin is not None and run.stdout is not None
+    run.stdin.write("\n")
+    run.stdin.flush()
+    lines = iter(run.stdout.readline, "")
+    return next((line.strip() for line in lines if line.strip().rpartition(":")[2].isdigit()), "")
+
+
 def test_an_address_without_a_cluster_is_one_message(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot join a Ray cluster at 127.0.0.1:1 .*ray start --head"):
         run_to_end(tmp_path, experiment(cluster=cluster("127.0.0.1:1")))
+
+
+def test_a_cluster_that_wants_no_token_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ray's older versions start such ones."""
+    import ray
+
+    from vla_rl.distributed.cluster import connect
+
+    for name in ("RAY_AUTH_MODE", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(ray, "init", lambda **options: None)
+    with pytest.raises(UserError, match=r"starts clusters that want no token.*RAY_AUTH_MODE=token"):
+        connect(ClusterConfig(), workers=1)
 
 
 @pytest.mark.slow

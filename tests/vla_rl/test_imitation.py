@@ -18,8 +18,10 @@ from episodes.store import EpisodeStore
 from policies.bundle import BundleError, BundleInfo, load_bundle, read_bundle_info, save_bundle
 from policies.compact_encoder import CompactEncoderConfig
 from policies.denoising.action_expert import ActionExpertConfig
+from policies.denoising.kernels import DDIMConfig, DDPMConfig
+from policies.denoising.objectives import DiffusionConfig
 from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
-from policies.policy import RobotSpec
+from policies.policy import RobotSpec, trained_parameters
 from policies.pretrained.convention import Convention
 from policies.pretrained.flow_policy import cache_bytes
 from policies.pretrained.pi0.policy import Pi0
@@ -37,7 +39,10 @@ from vla_rl.algorithms.shards import GradientShards
 from vla_rl.config.experiment import EvaluationConfig, Experiment, FromBundle, Imitation
 from vla_rl.runners.demonstrations import Attempts, run_expert
 from vla_rl.runners.imitation import CloningSource, clone, imitate
+from vla_rl.runners.reinforce import load_algorithm
+from vla_rl.runners.train import given_bundle
 from vla_rl.runs.checkpoint import load_tree, save_tree
+from vla_rl.runs.run_dir import experiment_device, open_run
 
 SMALL = DenoisingPolicyConfig(encoder=CompactEncoderConfig(width=32, text_width=16), expert=ActionExpertConfig(depth=1))
 
@@ -188,6 +193,27 @@ def test_a_folder_that_was_cloned_from_another_bundle_is_refused(tmp_path: Path)
     converted(tmp_path / "bundle", SMALL, state_dim=9)
     with pytest.raises(BundleError, match="made for another robot or simulator: state_dim 9, not"):
         imitate(experiment, tmp_path / "other", store=store)
+
+
+def test_what_is_evaluated_before_training_explores_as_training_does(tmp_path: Path) -> None:
+    """A DPPO policy that was trained on takes its first denoising steps with the weights that it had before that."""
+    diffusion = {"objective": DiffusionConfig(levels=20), "act": DDIMConfig(steps=4)}
+    dppo, env = replace(SMALL, explore=DDPMConfig(steps=4, train_last=2), **diffusion), PointEnv(num_envs=2)
+    policy = build_policy(dppo, RobotSpec.of(env.spec))
+    policy.fit_normalizer(torch.randn(8, env.spec.state_dim), torch.randn(8, env.spec.action_dim))
+    policy.prepare_to_explore()
+    with torch.no_grad():
+        for parameter in trained_parameters(policy):
+            parameter.add_(0.1)
+    save_bundle(policy, tmp_path / "bundle")
+    start = FromBundle(path=tmp_path / "bundle")
+    experiment = Experiment(start=start, device="cpu")
+    run = open_run(experiment, tmp_path / "run", resume=False, command="")
+    with run.lock:
+        before = load_bundle(run.dir / given_bundle(run, env, start)["bundle"])
+    trained = load_algorithm(experiment, env, tmp_path / "bundle", experiment_device(experiment)).policy
+    expected = trained.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in before.state_dict().items())
 
 
 def test_imitate_says_that_it_adds_no_residual(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

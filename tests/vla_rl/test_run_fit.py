@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from sims.errors import UserError
+from sims.subproc.termination import Terminated
 from tests.vla_rl.test_metrics import without_time
 from vla_rl.runners.fit import fit_folder, run_fit
 from vla_rl.runs.checkpoint import latest_checkpoint
@@ -63,6 +66,35 @@ def test_an_interrupted_fit_leaves_the_records_of_an_uninterrupted_one(tmp_path:
     resumed = run(tmp_path / "resumed")
     assert without_time(tmp_path / "resumed") == without_time(tmp_path / "whole")
     assert [record["iteration"] for record in without_time(tmp_path / "whole")] == [2, 4, 6, 8, 10, 12]
+    assert torch.equal(resumed.slope, whole.slope)
+
+
+class SignalledFit(LineFit):
+    """``last``: the update in which the signal to end arrives."""
+
+    def __init__(self, *, last: int) -> None:
+        super().__init__()
+        self.last = last
+
+    def update(self) -> dict[str, float]:
+        if self.step + 1 == self.last:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().update()
+
+
+@pytest.mark.parametrize("last", [1, 6, 8])
+def test_a_signal_to_end_lets_an_update_end_and_saves_it(tmp_path: Path, last: int) -> None:
+    whole, before = run(tmp_path / "whole"), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Terminated):
+        run_fit(
+            SignalledFit(last=last), tmp_path / "resumed", title="line", shown="loss", record_every=2,
+            checkpoint_every=4,
+        )  # fmt: skip
+    assert signal.getsignal(signal.SIGTERM) == before
+    latest = latest_checkpoint(tmp_path / "resumed" / "checkpoints")
+    assert latest is not None and latest.stem == f"iteration_{last:06d}"
+    resumed = run(tmp_path / "resumed")
+    assert without_time(tmp_path / "resumed") == without_time(tmp_path / "whole")
     assert torch.equal(resumed.slope, whole.slope)
 
 

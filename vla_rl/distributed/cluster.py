@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -17,12 +18,15 @@ from sims.errors import RunFailure, UserError
 from vla_rl.config.cluster import ClusterConfig
 
 REACH_S = 10.0
+OPTIONS: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
 def connect(config: ClusterConfig, *, workers: int) -> None:
-    """To ``config.address``; "auto": the cluster of this machine, else one that lives as long as this process.
+    """To ``config.address``; "auto": the cluster that was started by hand on this machine, else one that lives as long
+    as this process.
 
     UserError where there is none at an address that is given, RunFailure where one of this process does not start.
+    Ray's processes listen on all addresses of the machine: what protects them is the token that each request needs.
     """
     with _own_signals():
         _connect(config, workers=workers)
@@ -40,34 +44,54 @@ def _own_signals() -> Iterator[None]:
 
 
 def _connect(config: ClusterConfig, *, workers: int) -> None:
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if config.address != "auto" or "RAY_ADDRESS" in os.environ:
-        address = config.address if config.address != "auto" else os.environ["RAY_ADDRESS"]
-        try:
-            _reach(address)
-            ray.init(address=address, **options)
-        except (OSError, ValueError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UserError(
-                f"cluster: cannot join a Ray cluster at {address} ({reason}); start one with: ray start --head. "
-                "Where there is one, this process needs its version of Ray, and its token if it has one "
-                "(RAY_AUTH_MODE=token, RAY_AUTH_TOKEN)"
-            ) from None
-        return
-    with suppress(ConnectionError):
-        ray.init(address="auto", **options)
-        return
+    address = os.environ.get("RAY_ADDRESS") if config.address == "auto" else config.address
+    if address := address or _started_by_hand():
+        _join(address)
+    else:
+        _start(max(1, os.cpu_count() or 1, round(workers * config.cpus)))
+
+
+def _started_by_hand() -> str | None:
+    """The address that ``ray start`` left on this machine, where something listens. Ray's own "auto" also takes the
+    cluster that another run has started for itself, which ends with that run."""
+    with suppress(OSError):
+        address = (Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster").read_text().strip()
+        _reach(address)
+        return address
+    return None
+
+
+def _join(address: str) -> None:
+    try:
+        _reach(address)
+        ray.init(address=address, **OPTIONS)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"cluster: cannot join a Ray cluster at {address} ({reason}); start one with: ray start --head. "
+            "Where there is one, this process needs its version of Ray, and its token if it has one "
+            "(RAY_AUTH_MODE=token, RAY_AUTH_TOKEN)"
+        ) from None
+
+
+def _start(cpus: int) -> None:
     # Ray gives its processes a lower priority than others, which makes a comparison with one process unfair.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    cpus = max(1, os.cpu_count() or 1, round(workers * config.cpus))
     try:
-        ray.init(address="local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **options)
+        ray.init(address="local", num_cpus=cpus, include_dashboard=False, **OPTIONS)
     except Exception as error:  # Ray has no class of its own for it
         raise RunFailure(
             f"cluster: Ray did not start on this machine ({' '.join(str(error).split())[:200]}). It gives its own "
             "processes half a minute: start the run again when the machine is less busy, or start a cluster by hand "
             "(ray start --head), which the run then joins"
         ) from error
+    if "RAY_AUTH_MODE" not in os.environ:  # Ray sets it where it wants a token
+        ray.shutdown()
+        raise UserError(
+            f"cluster: version {ray.__version__} of Ray starts clusters that want no token, and anybody who reaches "
+            "this machine could run code in it. Install a newer one: pip install -U 'vla-rl[ray]', or set "
+            "RAY_AUTH_MODE=token"
+        )
 
 
 def _reach(address: str) -> None:

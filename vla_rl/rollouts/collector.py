@@ -180,10 +180,11 @@ class Collector:
             final_values.append(self._values_at(_indices(timed_out), like=chunk.reward))
             if ended := _indices(done):
                 self._reset(ended, self.starts.take(len(ended)))
-        self._observation = self._observe(self._all_ids)
+        last = self._observe(self._all_ids)
+        self._observation = last if self.env.spec.can_capture else None  # on a robot time goes on while others learn
         rollout = Experience.stack(chunks)
         rollout = clear_invalid(rollout, rollout.valid)
-        following = torch.cat([rollout.value[1:], self._value_of(self._observation, self._all_ids)[None]])
+        following = torch.cat([rollout.value[1:], self._value_of(last, self._all_ids)[None]])
         next_value = torch.where(rollout.truncated, torch.stack(final_values), following)
         # Where the simulator failed: delta = 0, and the accumulation stops.
         rollout = dataclasses.replace(rollout, next_value=torch.where(rollout.valid, next_value, rollout.value))

@@ -14,6 +14,7 @@ from episodes.files import write_json
 from sims.devices.crossing import crossing
 from sims.errors import UserError
 from sims.numbers.finite import check_metrics
+from sims.subproc.termination import Terminated, terminable, uninterrupted
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import flat_settings
 from vla_rl.runs.changes import CHANGEABLE, PATHS, among
@@ -60,9 +61,10 @@ def run_fit(
     """Update ``fit`` until ``steps``, starting from the newest checkpoint in ``directory/checkpoints``, if any.
 
     Metrics go to ``directory/metrics.jsonl`` every ``record_every`` updates; the first update is iteration 1. The
-    newest checkpoint is kept, the last one after the last update. There is one every ``checkpoint_every`` updates, and
-    once the newest is ``checkpoint_s`` seconds old. ``title`` names the progress bar, ``shown`` the metric beside it,
-    which an update may lack: the earlier value stays.
+    newest checkpoint is kept, the last one after the last update. There is one every ``checkpoint_every`` updates,
+    once the newest is ``checkpoint_s`` seconds old, and after the update in which a signal to end arrives, which
+    raises Terminated then. ``title`` names the progress bar, ``shown`` the metric beside it, which an update may lack:
+    the earlier value stays.
     """
     checkpoints = directory / "checkpoints"
     if (latest := latest_checkpoint(checkpoints)) is not None:
@@ -71,19 +73,25 @@ def run_fit(
     with (
         MetricsWriter(directory, next_iteration=fit.step + 1, tensorboard=False) as record,
         progress(title, fit.steps, done=fit.step) as advance,
+        terminable(),
     ):
-        saved_s = time.monotonic()
-        while fit.step < fit.steps:
-            with quarantine(directory, "step", fit.step):
-                metrics = fit.update()
-                check_metrics(metrics, where=title)
-                advance(note=f"{shown} {metrics[shown]:.4f}" if shown in metrics else "")
-                if fit.step % record_every == 0:
-                    record.write(fit.step, metrics)
-                due = fit.step % checkpoint_every == 0 or time.monotonic() - saved_s > checkpoint_s
-                if due or fit.step == fit.steps:
-                    save_checkpoint(checkpoints, fit.step, fit.state_dict(), keep=1)
-                    saved_s = time.monotonic()
+        saved, saved_s = fit.step, time.monotonic()
+        try:
+            while fit.step < fit.steps:
+                with quarantine(directory, "step", fit.step), uninterrupted():
+                    metrics = fit.update()
+                    check_metrics(metrics, where=title)
+                    advance(note=f"{shown} {metrics[shown]:.4f}" if shown in metrics else "")
+                    if fit.step % record_every == 0:
+                        record.write(fit.step, metrics)
+                    due = fit.step % checkpoint_every == 0 or time.monotonic() - saved_s > checkpoint_s
+                    if due or fit.step == fit.steps:
+                        save_checkpoint(checkpoints, fit.step, fit.state_dict(), keep=1)
+                        saved, saved_s = fit.step, time.monotonic()
+        except Terminated:
+            if saved != fit.step:
+                save_checkpoint(checkpoints, fit.step, fit.state_dict(), keep=1)
+            raise
 
 
 def settings_of_fit(experiment: Experiment, *sections: str) -> dict[str, Any]:

@@ -180,6 +180,7 @@ def given_bundle(run: Run, env: VectorEnv, start: FromBundle) -> dict[str, Any]:
     given = read_bundle_info(start.path)
     policy = given_policy(start, RobotSpec.of(env.spec), device=run.device)
     if start.store is None:
+        policy.prepare_to_explore()
         save_bundle(policy, run.imitation / "bundle", provenance=given.provenance)
         return {"bundle": run.inside(run.imitation / "bundle")}
     bundle = clone(
