@@ -79,7 +79,7 @@ def with_world_model(experiment: Experiment, work: Path) -> dict[str, Any]:
         "the last clone": kept(work / "last_clone", lambda _: evaluated(experiment, load_bundle(clone)))
         | {"control_steps": counted["real_steps"]},
         "the whole configuration": whole["result"]["rl"]
-        | {"control_steps": counted["real_steps"] + counted["validation_steps"]}
+        | {"control_steps": counted["real_steps"] + counted["validation_steps"] + counted["evaluation_steps"]}
         | {"world_model": {name: report[name] for name in FIGURES if name in report}},
     }
 

@@ -144,7 +144,7 @@ def one_seed(experiment: Experiment, simulated: Experiment, work: Path, *, times
         alone = finished(without, work / "alone")
         runs["imagination"], bundles["imagination"] = alone["result"]["rl"], alone["dir"] / "bundle"
         runs["loop"], bundles["loop"] = whole["result"]["rl"], folder / "bundle"
-    real_steps = stages["reinforce"]["real_steps"] + stages["reinforce"]["validation_steps"]
+    real_steps = sum(stages["reinforce"][f"{kind}_steps"] for kind in ("real", "validation", "evaluation"))
     taken = {"loop": real_steps}
     for factor in times:
         name = f"simulator {factor}x"

@@ -122,7 +122,10 @@ class EnvSpec:
 
     image_size: (height, width) in pixels. max_steps: the longest episode, in control steps. tasks: names that
     ``StartState.task`` indexes. fingerprint: versions that a result depends on. can_capture: whether ``capture`` works.
-    action_delay: control steps from ``step`` to the execution of its action.
+    action_delay: control steps from ``step`` to the execution of its action. task_limits: the longest episode of each
+    task, in control steps; None: ``max_steps`` for all.
+
+    Raises ValueError where ``task_limits`` are not as many as tasks, or their largest is not ``max_steps``.
     """
 
     name: str
@@ -138,6 +141,20 @@ class EnvSpec:
     fingerprint: Mapping[str, str]
     can_capture: bool = True
     action_delay: int = 0
+    task_limits: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        limits = self.task_limits
+        if limits is not None and (len(limits) != len(self.tasks) or max(limits) != self.max_steps):
+            raise ValueError(
+                f"task_limits must be one for each of {len(self.tasks)} tasks and at most max_steps, the longest "
+                f"episode ({self.max_steps}), got {limits}"
+            )
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The longest episode of every task, in control steps."""
+        return dict(zip(self.tasks, self.task_limits or [self.max_steps] * len(self.tasks), strict=True))
 
     def ids(self, env_ids: Sequence[int] | None) -> list[int]:
         """``env_ids``; all in order where they are None."""

@@ -64,7 +64,8 @@ class ImaginedEnv:
     ) -> None:
         self.config, self.model, self.reward_model, self.starts = config, model.eval(), reward_model.eval(), starts
         self.limits, self.reference_error = tuple(limits), reference_error
-        robot, longest = model.robot, max(limits)
+        robot = model.robot
+        branched = tuple(min(config.branch_steps or limit, limit) for limit in limits)
         self.spec = EnvSpec(
             name="imagined",
             num_envs=config.num_envs,
@@ -73,10 +74,11 @@ class ImaginedEnv:
             cameras=robot.cameras,
             image_size=robot.image_size,
             control_hz=robot.control_hz,
-            max_steps=longest if config.branch_steps is None else min(config.branch_steps, longest),
+            max_steps=max(branched),
             tasks=starts.tasks,
             device=model.device,
             fingerprint={"world_model": fingerprint},
+            task_limits=branched,
         )
         self._state = ImaginedState.finished(
             model,

@@ -20,12 +20,14 @@ from torch import Tensor, nn
 from policies.compact_encoder import CompactEncoder, CompactEncoderConfig, Forecast, HasCompactEncoder
 from policies.normalizer import Normalizer
 from policies.policy import RobotSpec
+from policies.tensor_file import digest
 from sims.devices.crossing import crossing
 from sims.numbers.ranges import Count, Interval, NonNegativeFloat, PartialShare, PositiveFloat, PositiveInt, Share
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
 from world_models.data.clip import FAILED, SUCCESS
 
+TAKEN = ("encoder", "forecast", "normalizer")  # parts of a policy with a compact encoder
 GOAL_GAIN = 4.0  # scales distances to the magnitude of the encoder's features
 
 Images = UInt8[Tensor, "B cameras height width 3"]
@@ -131,16 +133,25 @@ class RewardModel(nn.Module):
         ValueError as of ``takes_encoder``.
         """
         if takes_encoder(policy, self.config):
-            for own, other in (
-                (self.encoder, policy.encoder),
-                (self.forecast, policy.forecast),
-                (self.normalizer, policy.normalizer),
-            ):
+            for name in TAKEN:
                 with crossing("weights"):
-                    own.load_state_dict(other.state_dict())
+                    getattr(self, name).load_state_dict(getattr(policy, name).state_dict())
             self.encoder.requires_grad_(not self.config.frozen_encoder)
             return True
         return False
+
+
+def taken_digest(policy: object, config: RewardModelConfig) -> str | None:
+    """sha256 of the weights that a reward model starts from; None where it takes none of ``policy``.
+
+    ValueError as of ``takes_encoder``.
+    """
+    if not takes_encoder(policy, config):
+        return None
+    with crossing("weights"):
+        return digest(
+            {f"{name}.{key}": one.cpu() for name in TAKEN for key, one in getattr(policy, name).state_dict().items()}
+        )
 
 
 def takes_encoder(policy: object, config: RewardModelConfig) -> TypeGuard[HasCompactEncoder]:

@@ -101,6 +101,7 @@ class TabletopEnv:
                 **reward_fingerprint(config),
             },
             action_delay=config.action_delay,
+            task_limits=tuple(limits),
         )
         self._starts: list[StartState | None] = [None] * n
         self._layouts: list[Layout | None] = [None] * n

@@ -273,6 +273,17 @@ def test_pressing_straight_down_opens_no_drawer():
     env.close()
 
 
+def test_every_task_has_its_own_time_limit():
+    env = make(2, tasks=("reach", "push"))
+    env.reset(start=starts(2, ("reach", "push")))
+    truncated = torch.stack([env.step(torch.zeros(2, 7)).truncated for _ in range(env.spec.max_steps)])
+    assert dict(zip(env.spec.tasks, (1 + (~truncated).sum(0)).tolist(), strict=True)) == env.spec.limits
+    assert env.spec.limits == {"reach": 64, "push": 80}
+    with pytest.raises(ValueError, match=r"task_limits must be one for each of 1 tasks and at most max_steps"):
+        dataclasses.replace(env.spec, tasks=("reach",))
+    env.close()
+
+
 def test_success_comes_after_the_goal_has_held_for_several_steps():
     n = len(ALL)
     env = make(n)

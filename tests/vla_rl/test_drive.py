@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -20,11 +21,13 @@ from real_robot.corrections.human_input import RawInput
 from real_robot.corrections.settings import ControlSettings
 from real_robot.corrections.web import Address
 from sims.errors import UserError
+from sims.vector_env import Step
 from tests import dot_episodes
 from tests.browser import TIMEOUT_MS, needs_chromium, wait_until
 from tests.corrections.scripted_operator import open_session
 from vla_rl.drive.server import DriveServer, serving
 from vla_rl.drive.session import DriveSession
+from vla_rl.runners.world_model import recorded_limits
 from world_models.bundle import FittedWorldModel, load_world_model, save_world_model
 from world_models.data.clip_sampler import ClipSampler
 from world_models.evaluation.divergence import Divergence, reference_image_difference
@@ -57,7 +60,9 @@ def make_session(
     fitted: FittedWorldModel, clips: ClipSampler, env: dot_episodes.DotEnv | None, reference: float | None = None
 ) -> DriveSession:
     reference = reference_image_difference(fitted.dynamics, clips, seed=0) if reference is None else reference
-    session = DriveSession(fitted, clips, Divergence(reference_image_difference=reference, locate=None), env, CONTROL)
+    divergence = Divergence(reference_image_difference=reference, locate=None)
+    limits = recorded_limits(clips.entries) if env is None else env.spec.limits
+    session = DriveSession(fitted, clips, divergence, env, CONTROL, limits=limits)
     session.begin(0)
     return session
 
@@ -94,6 +99,37 @@ def test_where_they_part_is_told(fitted: FittedWorldModel, clips: ClipSampler) -
     assert [one["divergence"] for one in said] == ["image" if one["difference"] > 0.2 else None for one in said]
     assert said[0]["divergence"] is None
     assert said[-1]["divergence"] == "image"
+
+
+def test_the_time_is_over_where_the_simulators_is(fitted: FittedWorldModel, clips: ClipSampler) -> None:
+    """Its task's limit, not the longest one of all tasks: it would stand still."""
+    env = dot_episodes.DotEnv(max_steps=5)
+    session = make_session(fitted, clips, env)
+    assert session.max_steps == session.about()["max_steps"] == 5
+    session = DriveSession(fitted, clips, session._divergence, env, CONTROL, limits={"go": 30})
+    session.begin(0)
+    for _ in range(5):
+        assert session.ended == ""
+        session.step(RawInput(deadman=True))
+    assert session.moment(5)["ended"] == "the time is over"
+
+
+class FailingEnv(dot_episodes.DotEnv):
+    """Its simulator fails in the second step."""
+
+    def step(self, action: torch.Tensor) -> Step:
+        step, no = super().step(action), torch.zeros(1, dtype=torch.bool)
+        return step if self.elapsed < 2 else dataclasses.replace(step, valid=no, truncated=~no, terminated=no)
+
+
+def test_a_simulator_that_fails_is_not_taken_for_the_end_of_the_time(
+    fitted: FittedWorldModel, clips: ClipSampler
+) -> None:
+    session = make_session(fitted, clips, FailingEnv())
+    for _ in range(2):
+        assert session.ended == ""
+        session.step(RIGHT)
+    assert session.ended == "the simulator failed; begin again"
 
 
 def test_without_a_simulator_the_imagined_robot_is_alone(fitted: FittedWorldModel, clips: ClipSampler) -> None:

@@ -15,16 +15,19 @@ from benchmarks.world_model import one_seed
 from episodes.recorder import RecordedEnv
 from episodes.store import EpisodeStore
 from policies.bundle import read_bundle_info
+from sims.errors import UserError
 from sims.registry import make_env
 from sims.vector_env import Observation, StartState, VectorEnv
 from tests.vla_rl.command import vla_rl
 from tests.worlds import ChainEnv
 from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.off_policy_settings import OffPolicyConfig, RecapConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.cli.main import main
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.imagination import EvaluationThresholds, ImaginationConfig
 from vla_rl.config.loader import load_config
+from vla_rl.runners.checks import check_imagined_time_limit
 from vla_rl.runners.imagination import (
     Perturbed,
     Rounds,
@@ -40,6 +43,7 @@ from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips
 from vla_rl.runners.world_model_videos import recorded_chunks, replayed_chunks
 from vla_rl.runs.run_dir import load_experiment, open_run
 from world_models.evaluation.action_sequences import recorded_sequences
+from world_models.imagined_env import ImaginedEnvConfig
 
 CONFIG = """\
 extends: {tiny}
@@ -174,6 +178,8 @@ def test_every_real_step_is_counted(run: Path) -> None:
     validations = [stage for name, stage in stages.items() if name.startswith("validate_")]
     assert len(validations) == 5
     assert stages["reinforce"]["validation_steps"] == sum(2 * stage["mean_steps"] for stage in validations)
+    evaluated = [stages[f"evaluate_model_{number}"]["control_steps"] for number in range(2)]
+    assert stages["reinforce"]["evaluation_steps"] == sum(evaluated)
     starts = [entry.seed for store in recorded for entry in store.entries()]
     assert len(set(starts)) == 10
     for store in recorded:
@@ -201,7 +207,7 @@ def test_a_replayed_episode_shows_what_was_recorded(run: Path) -> None:
     env = make_env(experiment.sim)
     try:
         for sequence in recorded_sequences(clips)[:2]:
-            again = replayed_chunks(env, clips, sequence, 8)
+            again, _ = replayed_chunks(env, clips, sequence, 8)
             shown = recorded_chunks(clips, sequence.episode, 8)
             for name in ("action", "length", "frames"):
                 assert torch.equal(getattr(again, name), getattr(shown, name)), name
@@ -388,6 +394,27 @@ def test_grpo_is_not_trained_in_episodes_that_are_cut_off(
     message = "imagination.model.imagined_env.branch_steps must be null with algorithm grpo, got 8"
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "run").exists()
+
+
+def test_recap_is_not_trained_in_episodes_that_are_cut_off() -> None:
+    """Their return would be 0, that of a failure; off-policy learning without it goes on with the value there."""
+    recap, plain = OffPolicyConfig(recap=RecapConfig()), OffPolicyConfig()
+    poor = {
+        "success_auc": 0.99,
+        "hallucinated_success": 0.5,
+        "delta_success": 0.05,
+        "psnr": [30.0],
+        "copy_psnr": [20.0],
+    }
+    why = refusal(poor, EvaluationThresholds(), recap)
+    assert why is not None
+    assert "which would halve imagined episodes, and algorithm.recap needs whole ones" in why
+    assert refusal(poor, EvaluationThresholds(), plain) is None
+    for setting in ({"branch_steps": 16}, {"max_error": 2.0}):
+        check_imagined_time_limit(plain, ImaginedEnvConfig(**setting))
+        with pytest.raises(UserError, match=rf"imagined_env.{next(iter(setting))} must be null with algorithm.recap"):
+            check_imagined_time_limit(recap, ImaginedEnvConfig(**setting))
+    check_imagined_time_limit(recap, ImaginedEnvConfig())
 
 
 @pytest.mark.parametrize(("matched", "overall"), [(0.0, 0.95), (1.0, 0.3)])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from episodes.store import EpisodeStore
@@ -24,13 +25,17 @@ from vla_rl.cli.arguments import load_experiment
 from vla_rl.cli.main import main
 from vla_rl.config.experiment import Imitation
 from vla_rl.runners.checks import SpecOnly
+from vla_rl.runners.imagination import whole_episodes
 from vla_rl.runners.imitation import cloning_source, new_policy
 from vla_rl.runners.logs import recorded_spec
 from vla_rl.runners.reinforce import with_demonstrations
+from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips_for, time_limits
 from vla_rl.runs.listing import summarize
 from vla_rl.runs.run_dir import open_run
+from world_models.bundle import load_world_model, save_world_model
 from world_models.data.clip import HELD_OUT, Part
 from world_models.data.clip_sampler import ClipSampler
+from world_models.evaluation.action_sequences import startable
 
 CONFIG = """\
 sim: {name: none}
@@ -175,6 +180,33 @@ def test_episodes_that_imagination_cannot_start_from_are_refused_before_anything
     store.add(rare.read(next(entry.id for entry in rare.select() if entry.fold == HELD_OUT)))
     with pytest.raises(UserError, match=r"no recorded episode of task 'rare' to start from; recorded are \['go'\]"):
         recorded_spec(load_experiment(config))
+
+
+def test_imagined_episodes_are_as_long_as_the_longest_recorded_one_of_their_task(tmp_path: Path) -> None:
+    """Held out or not, in training as in the evaluation of bundles."""
+    store, config = EpisodeStore(tmp_path / "store", create=True), tmp_path / "logs.yaml"
+    store.add_all(dot_episodes.episode(seed, drift=(0.6, -0.6, 0.0)[seed % 3]) for seed in range(60))
+    long = [dataclasses.replace(dot_episodes.episode(seed, steps=24), task="wait") for seed in range(60)]
+    store.add_all(long)
+    config.write_text(CONFIG)
+    limits = recorded_spec(load_experiment(config)).limits
+    assert (limits["go"], limits["wait"]) == (14, max(len(one.action) for one in long))
+    assert limits["wait"] > 14
+    settings = load_experiment(config).imagination
+    assert settings is not None
+    dynamics, reward_model = dot_episodes.models()
+    for name in ("reward", "success", "failed"):
+        getattr(reward_model, f"{name}_threshold").fill_(1.0)
+    path = tmp_path / WORLD_MODEL_FILE
+    save_world_model(dynamics, reward_model, path, reference_error=1.0, metrics={}, reward_every=2)
+    fitted = load_world_model(path)
+    assert time_limits(None, fitted, [store.path]) == limits
+    clips = open_clips_for(fitted, [store.path], "held_out")
+    env, starts = whole_episodes(settings.model, fitted, clips, startable(clips, None), limits=limits, count=2)
+    assert [start.task for start in starts] == [0, 1]
+    env.reset(start=starts)
+    truncated = torch.stack([env.step(torch.zeros(2, 2)).truncated for _ in range(limits["wait"])])
+    assert (~truncated).sum(0).tolist() == [limits["go"] - 1, limits["wait"] - 1]
 
 
 def test_held_out_episodes_are_in_no_replay(tmp_path: Path) -> None:

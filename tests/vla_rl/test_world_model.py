@@ -14,10 +14,11 @@ import torch
 from episodes.schema import Episode
 from episodes.store import EpisodeStore
 from policies.bundle import Provenance, save_bundle
+from policies.compact_encoder import HasCompactEncoder
 from policies.device import CPU
 from policies.registry import build_policy
 from sims.errors import UserError
-from sims.vector_env import StartState, VectorEnv
+from sims.vector_env import StartState, Step, VectorEnv
 from tests import dot_episodes
 from tests.policies.small_configs import CONFIGS
 from tests.vla_rl.command import answer
@@ -122,6 +123,30 @@ def test_a_folder_goes_on_with_what_it_was_fitted_to_alone(tmp_path: Path) -> No
     assert load_world_model(folder / WORLD_MODEL_FILE).sha256 == first
 
 
+def test_a_folder_goes_on_with_the_encoder_that_it_was_fitted_with_alone(tmp_path: Path) -> None:
+    """A finished world model is not taken for one that keeps another policy's encoder, or a policy's at all."""
+
+    def policy(seed: int) -> HasCompactEncoder:
+        torch.manual_seed(seed)
+        policy = build_policy(CONFIGS["denoising"], dot_episodes.ROBOT)
+        assert isinstance(policy, HasCompactEncoder)
+        return policy
+
+    stores = [dot_episodes.store(tmp_path / "store", 24).path]
+    same = replace(ONE_STEP.reward_model, encoder=policy(1).encoder.config)
+    kept = replace(ONE_STEP, reward_model=replace(same, frozen_encoder=True))
+    fit_world_model(kept, stores, tmp_path / "kept", seed=0, policy=policy(1))
+    with pytest.raises(WorldModelError, match="holds a world model, or a part of its fit, with other settings"):
+        fit_world_model(kept, stores, tmp_path / "kept", seed=0, policy=policy(2))
+    fit_world_model(kept, stores, tmp_path / "kept", seed=0, policy=policy(1))
+    begun = replace(ONE_STEP, reward_model=same)
+    fit_world_model(begun, stores, tmp_path / "none", seed=0)
+    with pytest.raises(WorldModelError, match="the encoder of another policy"):
+        fit_world_model(begun, stores, tmp_path / "none", seed=0, policy=policy(1))
+    fit_world_model(ONE_STEP, stores, tmp_path / "other", seed=0)
+    fit_world_model(ONE_STEP, stores, tmp_path / "other", seed=0, policy=policy(1))  # it takes nothing of this one
+
+
 def evaluate(config: WorldModelConfig, folder: Path, stores: Sequence[Path], env: VectorEnv | None = None) -> Any:
     return evaluate_world_model(config, folder, stores, sim=NoSimulatorConfig(), env=env, seed=0)
 
@@ -205,6 +230,35 @@ def test_the_environments_cameras_are_predicted_whatever_a_store_holds(tmp_path:
     assert load_world_model(rounds.folder(0) / WORLD_MODEL_FILE).info.robot == dot_episodes.ROBOT
 
 
+class CountedSteps(dot_episodes.DotEnv):
+    """``taken``: control steps of episodes that had not ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken, self.ended = 0, True
+
+    def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
+        self.ended = False
+        super().reset(env_ids, start=start)
+
+    def step(self, action: torch.Tensor) -> Step:
+        self.taken += not self.ended
+        step = super().step(action)
+        self.ended = bool(step.done.any())
+        return step
+
+
+def test_real_steps_of_the_evaluation_are_counted(tmp_path: Path) -> None:
+    """Those of swapped sequences, and of their videos."""
+    store = dot_episodes.store(tmp_path / "store", 120)
+    path = tmp_path / WORLD_MODEL_FILE
+    save_world_model(*dot_episodes.models(), path, reference_error=1.0, metrics={}, reward_every=4)
+    env = CountedSteps()
+    report = evaluate(ONE_STEP, tmp_path, [store.path], env)
+    assert report["control_steps"] == env.taken > 0
+    assert evaluate(ONE_STEP, tmp_path, [store.path])["control_steps"] == 0
+
+
 def test_episodes_without_observations_a_chunk_apart_are_not_fitted_to(tmp_path: Path) -> None:
     store = EpisodeStore(tmp_path / "store", create=True)
     store.add_all(dot_episodes.episode(seed, every=3, drift=(0.6, -0.6, 0.1)[seed % 3]) for seed in range(30))
@@ -251,7 +305,7 @@ def test_another_interval_than_that_of_the_thresholds_is_refused(tmp_path: Path)
     with pytest.raises(WorldModelError, match=message):
         evaluate(ONE_STEP, tmp_path, stores)
     with pytest.raises(WorldModelError, match=message):
-        make_imagined_env(ONE_STEP, fitted, starts, max_steps=8)
+        make_imagined_env(ONE_STEP, fitted, starts, limits={"go": 8})
 
 
 def test_a_task_that_the_simulator_lacks_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import pytest
 import torch
 
 from episodes.store import EpisodeStore
+from sims.errors import UserError
 from sims.numbers.statistics import THRESHOLD_LIMITS, rate_difference_within_tasks
+from sims.vector_env import StartState, Step
 from tests import dot_episodes
 from world_models.data.clip_sampler import ClipSampler
-from world_models.evaluation.action_sequences import recorded_sequences, startable, swapped_sequences
+from world_models.evaluation.action_sequences import execute, recorded_sequences, startable, swapped_sequences
 from world_models.evaluation.evaluate import WorldModelEvaluation
 from world_models.evaluation.imagined_success import imagined_success, recorded_scores, set_thresholds
 from world_models.evaluation.open_loop import LOST_M, MOVED_M, open_loop_errors
@@ -75,6 +78,40 @@ def test_parts_of_a_recording_are_not_swapped_and_start_no_simulator(tmp_path: P
     assert len(starts) == len(set(seeds)) < len(startable(clips, None)) == len(seeds)
     for i in starts:
         assert clips.clip(i, 0, 0).state[0, 0] == 5 + seeds[i] % 4  # where the simulator is reset to
+
+
+class FailingEnv(dot_episodes.DotEnv):
+    """Its simulator fails in the ``failures`` first episodes of every odd seed, just before they would succeed."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self.failures, self.begun = failures, Counter[int]()
+
+    def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
+        self.begun[start[0].seed] += 1
+        super().reset(env_ids, start=start)
+
+    def step(self, action: torch.Tensor) -> Step:
+        step = super().step(action)
+        if self.seed % 2 and self.begun[self.seed] <= self.failures and bool(step.success):
+            no = torch.zeros(1, dtype=torch.bool)
+            return dataclasses.replace(step, valid=no, truncated=~no, terminated=no, success=no)
+        return step
+
+
+def test_sequences_in_which_the_simulator_fails_are_executed_again(tmp_path: Path) -> None:
+    """They are no failures, which a correct prediction of success would be hallucinated in."""
+    clips = ClipSampler([dot_episodes.store(tmp_path / "store", 200)], action_horizon=4, part="held_out")
+    sequences = swapped_sequences(clips, None, seed=0, count=64)
+    sound, failing = dot_episodes.DotEnv(), FailingEnv(failures=2)
+    true, again = execute(sound, clips, sequences), execute(failing, clips, sequences)
+    odd = [sequence for sequence in sequences if clips.entries[sequence.episode].seed % 2]
+    assert odd
+    assert true.success.all()
+    assert torch.equal(again.success, true.success)
+    assert again.control_steps > true.control_steps
+    with pytest.raises(UserError, match="the simulator failed 4 times in the episode of task 0 with seed"):
+        execute(FailingEnv(failures=4), clips, sequences)
 
 
 def test_success_by_extreme_thresholds(clips: ClipSampler) -> None:

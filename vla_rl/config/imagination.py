@@ -44,8 +44,8 @@ class WorldModelConfig:
 @dataclass(frozen=True, kw_only=True)
 class EvaluationThresholds:
     """What the world model's evaluation must reach; for every miss, imagined episodes are halved, and once more where
-    predicted images are no better than a copy of the first one. What is not measured is missed. GRPO, which needs whole
-    episodes, is not trained in a world model with any miss.
+    predicted images are no better than a copy of the first one. What is not measured is missed. GRPO and RECAP, which
+    need whole episodes, are not trained in a world model with any miss.
 
     ``stop_below_auc``: below this AUC of success nothing is trained in the world model. AUCs are of length-matched
     pairs where there are 20 or more.

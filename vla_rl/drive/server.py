@@ -17,7 +17,7 @@ from vla_rl.config.environments import NoSimulatorConfig, make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.drive.session import DriveSession
 from vla_rl.drive.worker import Worker
-from vla_rl.runners.world_model import WORLD_MODEL_FILE, make_divergence, open_clips_for
+from vla_rl.runners.world_model import WORLD_MODEL_FILE, make_divergence, open_clips_for, time_limits
 from vla_rl.runs.run_dir import experiment_device
 from world_models.bundle import load_world_model
 
@@ -41,7 +41,8 @@ def drive(
         if not isinstance(sim, NoSimulatorConfig):
             env = make_env(dataclasses.replace(sim, num_envs=1))
             stack.callback(env.close)
-        session = DriveSession(fitted, clips, divergence, env, control)
+        limits = time_limits(None if env is None else env.spec, fitted, stores)
+        session = DriveSession(fitted, clips, divergence, env, control, limits=limits)
         server = stack.enter_context(serving(session, folder, episode=episode, address=address))
         open_page(server.invite(), browser=browser)
         while server.worker.failure is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +43,8 @@ class DriveSession:
     """An episode after the other, of ``clips``, each from the start of a recorded one. Not thread-safe.
 
     ``env``: the true simulator, which starts as when the episode was recorded; None: the imagined robot is alone.
-    Nothing that is imagined ends an episode. ``number``: of the episodes so far.
+    ``limits``: control steps of each task's longest episode, by task. Nothing that is imagined ends an episode.
+    ``number``: of the episodes so far.
     """
 
     def __init__(
@@ -52,13 +54,14 @@ class DriveSession:
         divergence: Divergence,
         env: VectorEnv | None,
         control: ControlSettings,
+        *,
+        limits: Mapping[str, int],
     ) -> None:
         """UserError where the simulator has another robot or lacks a task of ``clips``."""
         self._fitted, self._clips, self._divergence, self.control = fitted, clips, divergence, control
         self.robot = fitted.info.robot
         self._env = None if env is None else on_device(env, HOST)
-        longest = max(entry.steps for entry in clips.entries)
-        self._max_steps = longest if env is None else env.spec.max_steps
+        self._limits = limits
         self.number = 0
         if env is not None:
             check_simulator(fitted.info, clips, env.spec)
@@ -111,7 +114,11 @@ class DriveSession:
     def _true_step(self, action: Float[Tensor, " A"]) -> TrueMoment:
         assert self._env is not None
         step = self._env.step(action[None])
-        ended = "the simulator's episode is over" if bool(step.terminated[0]) else ""
+        ended = "the time is over" if bool(step.truncated[0]) else ""
+        if bool(step.terminated[0]):
+            ended = "the simulator's episode is over"
+        if not bool(step.valid[0]):
+            ended = "the simulator failed; begin again"
         return self._true_moment(self._env.observe([0]), success=bool(step.success[0]), ended=ended)
 
     def _true_moment(self, obs: Observation, *, success: bool, ended: str) -> TrueMoment:
@@ -132,11 +139,16 @@ class DriveSession:
         return len(self._imagined.moments) - 1
 
     @property
+    def max_steps(self) -> int:
+        """The time limit of the present episode's task."""
+        return self._limits[self._clips.entries[self.episode].task]
+
+    @property
     def ended(self) -> str:
         """Why there are no further steps; "" while there are."""
         if self._true and self._true[-1].ended:
             return self._true[-1].ended
-        return "" if self.steps < self._max_steps else "the time is over"
+        return "" if self.steps < self.max_steps else "the time is over"
 
     def about(self) -> dict[str, Any]:
         """The episode, for the page."""
@@ -150,7 +162,7 @@ class DriveSession:
             "rows": ["true", "imagined", "difference"] if self._true else ["imagined"],
             "cameras": list(self.robot.cameras),
             "control_hz": self.robot.control_hz,
-            "max_steps": self._max_steps,
+            "max_steps": self.max_steps,
             "chunk": self._fitted.dynamics.action_horizon,
             "reference_image_difference": self._divergence.reference_image_difference,
             "diverged_mm": 1000 * DIVERGED_M,

@@ -202,7 +202,7 @@ def _validation(run: RunData) -> str:
                 )
     if not rows:
         return ""
-    head = '<tr><th>policy</th><th class="n">success</th><th class="n">real control steps</th></tr>'
+    head = '<tr><th>policy</th><th class="n">success</th><th class="n">recorded control steps</th></tr>'
     note = "On validation starts, which nothing is trained on. The best policy is shipped."
     return (
         '<div class="card"><h3>Validation in the real environment</h3>'

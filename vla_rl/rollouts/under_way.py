@@ -11,9 +11,9 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from sims.devices.crossing import crossing
+from sims.restarts import Restarts
 from sims.vector_env import StartState
 from vla_rl.rollouts.experience import Experience, clear_invalid
-from vla_rl.rollouts.failures import Restarts
 
 
 class EpisodesUnderWay:

@@ -81,7 +81,7 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
         if isinstance(experiment.algorithm, OffPolicyConfig):
             _check_warm_up(experiment.algorithm, env.spec.num_envs)
         if (imagination := experiment.imagination) is not None:
-            _check_imagined_time_limit(experiment.algorithm, imagination.model.imagined_env)
+            check_imagined_time_limit(experiment.algorithm, imagination.model.imagined_env)
             _check_observed_chunks(experiment.start, imagination)
             check_stores(imagination.stores, env.spec, "imagination.stores")
             with naming("imagination.stores"):
@@ -252,24 +252,27 @@ def _check_bc(policy: Policy, config: BCConfig, setting: str) -> None:
             raise UserError(f"matrix_groups: no parameter group {unknown[0]!r}; there are: {', '.join(groups)}")
 
 
-def _check_imagined_time_limit(algorithm: AnyAlgorithmConfig, imagined_env: ImaginedEnvConfig) -> None:
+def check_imagined_time_limit(algorithm: AnyAlgorithmConfig, imagined_env: ImaginedEnvConfig) -> None:
     """UserError where episodes count as failed that imagination cut off before the task's time limit."""
     if isinstance(algorithm, PPOConfig) and algorithm.time_limit == "failure":
         raise UserError(
             "'algorithm.time_limit' must be bootstrap with imagination, got failure: imagined episodes are cut off by "
             "branch_steps, max_error and missed thresholds too, where the task goes on"
         )
-    for setting in ("branch_steps", "max_error") if needs_whole_episodes(algorithm) else ():
+    for setting in ("branch_steps", "max_error") if (needs := needs_whole_episodes(algorithm)) else ():
         if (value := getattr(imagined_env, setting)) is not None:
             raise UserError(
-                f"imagination.model.imagined_env.{setting} must be null with algorithm grpo, got {value}: it compares "
+                f"imagination.model.imagined_env.{setting} must be null with {needs}, got {value}: it learns from "
                 "outcomes, and episodes that are cut off have none; set it to null, or choose algorithm ppo"
             )
 
 
-def needs_whole_episodes(algorithm: AnyAlgorithmConfig) -> bool:
-    """Whether an episode that is cut off, where the task goes on, would count as failed."""
-    return isinstance(algorithm, GRPOConfig)
+def needs_whole_episodes(algorithm: AnyAlgorithmConfig) -> str | None:
+    """What would count an episode that is cut off, where the task goes on, as failed; None: nothing would."""
+    if isinstance(algorithm, GRPOConfig):
+        return "algorithm grpo"
+    recap = isinstance(algorithm, OffPolicyConfig) and algorithm.recap is not None
+    return "algorithm.recap" if recap else None
 
 
 def _check_observed_chunks(start: Imitation | FromBundle, imagination: ImaginationConfig) -> None:

@@ -22,11 +22,11 @@ from sims.devices.env_on_device import on_device
 from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
 from sims.registry import split_of
+from sims.restarts import Restarts
 from sims.starts import StartSequence
 from sims.vector_env import DemonstratedEnv, EnvSpec, Expert, StartState, VectorEnv
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, Imitation
-from vla_rl.rollouts.failures import Restarts
 from vla_rl.runners.evaluate import PolicyActor, run_episodes
 from vla_rl.runners.observe_every import ObserveEvery
 from vla_rl.runs.progress import progress

@@ -33,6 +33,7 @@ from sims.registry import (
     under_protocol,
     with_split,
 )
+from sims.restarts import Restarts
 from sims.starts import StartSequence
 from sims.vector_env import Observation, StartState, VectorEnv
 from vla_rl.config.controls import Control
@@ -40,7 +41,6 @@ from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.heartbeat import beat
 from vla_rl.rollouts.collector import put
-from vla_rl.rollouts.failures import Restarts
 from vla_rl.runners.controls import make_change, why_not
 from vla_rl.runs.progress import progress
 from vla_rl.runs.run_dir import CONFIG_FILE, experiment_device, load_experiment, run_of

@@ -3,10 +3,11 @@
 Each round: record episodes with the exploring policy -> clone their successes; every ``imagine_every`` rounds: fit the
 world model -> evaluate it -> train in imagined episodes -> validate in the real environment.
 
-The algorithm is the one that would run in the simulator. Every real control step is counted, those of validation too.
+The algorithm is the one that would run in the simulator. Every real control step is counted, those of
+validation and of evaluating world models too.
 For every threshold that the world model's evaluation misses, or does not measure, imagined episodes are halved, and
 once more where its images are no better than a copy of the first one; below ``stop_below_auc`` nothing is trained in
-it, nor by GRPO, which needs whole episodes, where anything is missed. The run ships the policy with the best
+it, nor by GRPO or RECAP, which need whole episodes, where anything is missed. The run ships the policy with the best
 validation.
 """
 
@@ -47,6 +48,7 @@ from vla_rl.runners.world_model import (
     fit_world_model,
     make_imagined_env,
     open_clips_for,
+    time_limits,
 )
 from vla_rl.runs.progress import console
 from vla_rl.runs.run_dir import Run
@@ -114,8 +116,9 @@ def refusal(report: Mapping[str, Any], thresholds: EvaluationThresholds, algorit
     """Why nothing is to be trained in the world model; None where something is."""
     if misled(report, thresholds):
         return f"its AUC of success, {outcome_auc(report):.2f}, is below stop_below_auc ({thresholds.stop_below_auc})"
-    if needs_whole_episodes(algorithm) and (names := missed(report, thresholds)):
-        return f"it misses {', '.join(names)}, which would halve imagined episodes, and GRPO needs whole ones"
+    needs = needs_whole_episodes(algorithm)
+    if needs is not None and (names := missed(report, thresholds)):
+        return f"it misses {', '.join(names)}, which would halve imagined episodes, and {needs} needs whole ones"
     return None
 
 
@@ -168,12 +171,15 @@ class Rounds:
         return [*self.given, *(self.demonstrations if self.settings.demonstrations else []), *self.episodes]
 
     def real_steps(self) -> dict[str, int]:
-        """Control steps in the real environment so far: recorded, and of validation."""
+        """Control steps in the real environment so far: recorded, of validation, and of evaluating world models."""
         stages = self.run.stages()
         validated = [one for name, one in stages.items() if name.startswith("validate_") and one["episodes"]]
         return {
             "real_steps": sum(one["control_steps"] for name, one in stages.items() if name.startswith("record_")),
             "validation_steps": sum(round(one["mean_steps"] * one["episodes"]) for one in validated),
+            "evaluation_steps": sum(
+                one["control_steps"] for name, one in stages.items() if name.startswith("evaluate_model_")
+            ),
         }
 
     def validate(self, name: str, bundle: Path) -> Validated:
@@ -256,7 +262,7 @@ class Rounds:
         check_robot(fitted.info, read_bundle_info(policy).robot, what=f"the policy {policy}")
         check_robot(fitted.info, RobotSpec.of(spec), what=f"the environment {spec.name}")
         keyframes = Keyframes(open_clips_for(fitted, self.stores, "fit"), model.keyframes, tasks=spec.tasks)
-        return make_imagined_env(model, fitted, keyframes, max_steps=spec.max_steps)
+        return make_imagined_env(model, fitted, keyframes, limits=spec.limits)
 
 
 def branch_steps(
@@ -264,7 +270,8 @@ def branch_steps(
 ) -> int | None:
     """The configured length of imagined episodes, halved once for everything that the evaluation misses.
 
-    Not below MIN_BRANCH by halving, and never longer than it was.
+    ``longest``: the longest task's time limit, which is halved where none is configured, so that the first halving
+    does not cut off tasks of less than half of it. Not below MIN_BRANCH by halving, and never longer than it was.
     """
     branch = configured
     for _ in missed(report, thresholds):
@@ -338,11 +345,8 @@ def compare_success(
     """
     fitted = load_world_model(directory / WORLD_MODEL_FILE, device)
     clips = open_clips_for(fitted, stores, "held_out")
-    tasks = env.spec.tasks if env is not None else tuple(dict.fromkeys(entry.task for entry in clips.entries))
-    longest = env.spec.max_steps if env is not None else max(entry.steps for entry in clips.entries)
-    imagined, starts = whole_episodes(
-        config, fitted, clips, startable(clips, env), tasks=tasks, max_steps=longest, count=count
-    )
+    limits = time_limits(None if env is None else env.spec, fitted, stores)
+    imagined, starts = whole_episodes(config, fitted, clips, startable(clips, env), limits=limits, count=count)
     recorded_from = [replace(start, seed=clips.entries[start.seed].seed) for start in starts]
     task = torch.tensor([start.task for start in starts])
     rows, apart = list[dict[str, Any]](), list[float]()
@@ -374,19 +378,19 @@ def whole_episodes(
     clips: ClipSampler,
     episodes: Sequence[int],
     *,
-    tasks: tuple[str, ...],
-    max_steps: int,
+    limits: Mapping[str, int],
     count: int,
 ) -> tuple[ImaginedEnv, list[StartState]]:
     """Imagined episodes from the starts of (up to ``count`` of) ``episodes`` to their end, rewarded as for estimates.
 
-    The seeds of these starts are numbers of the episodes among ``clips``.
+    ``limits``: control steps of each task's longest episode, by task. The seeds of these starts are numbers of the
+    episodes among ``clips``.
     """
-    recorded = RecordedStarts(clips, episodes, tasks=tasks)
+    recorded = RecordedStarts(clips, episodes, tasks=tuple(limits))
     starts = recorded.starts(count)
     whole = replace(config.imagined_env, branch_steps=None, max_error=None, strict=False)
     whole = replace(whole, num_envs=min(len(starts), whole.num_envs))
-    return make_imagined_env(replace(config, imagined_env=whole), fitted, recorded, max_steps=max_steps), starts
+    return make_imagined_env(replace(config, imagined_env=whole), fitted, recorded, limits=limits), starts
 
 
 def _success(policy: Policy, env: VectorEnv, starts: Sequence[StartState], *, seed: int) -> Bool[Tensor, " starts"]:

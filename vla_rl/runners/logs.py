@@ -21,7 +21,7 @@ from vla_rl.config.imagination import ImaginationConfig
 from vla_rl.runners.evaluate import evaluate_policy
 from vla_rl.runners.imagination import Reinforce, Rounds, missed, not_measured, refusal, ship, whole_episodes
 from vla_rl.runners.imitation import recorded_robot
-from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips, open_clips_for
+from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips, open_clips_for, recorded_limits
 from vla_rl.runs.progress import console
 from vla_rl.runs.run_dir import COMMAND_FILE, Run, evaluation_seconds, stage_seconds
 from world_models.bundle import load_world_model
@@ -87,8 +87,8 @@ def recorded_spec(experiment: Experiment) -> EnvSpec:
     robot, model = recorded_robot(settings.stores[0]), settings.model
     parts: tuple[Part, ...] = get_args(Part)
     clips = {part: open_clips(settings.stores, model.dynamics, part, cameras=robot.cameras) for part in parts}
-    entries = clips["all"].entries
-    tasks = tuple(dict.fromkeys(entry.task for entry in entries))
+    limits = recorded_limits(clips["all"].entries)
+    tasks = tuple(limits)
     Keyframes(clips["fit"], model.keyframes, tasks=tasks)
     clips["fit"].check_full_gaps()
     return EnvSpec(
@@ -99,12 +99,13 @@ def recorded_spec(experiment: Experiment) -> EnvSpec:
         cameras=robot.cameras,
         image_size=robot.image_size,
         control_hz=robot.control_hz,
-        max_steps=max(entry.steps for entry in entries),
+        max_steps=max(limits.values()),
         action_delay=robot.action_delay,
         tasks=tasks,
         device=CPU.device,
         fingerprint={},
         can_capture=False,
+        task_limits=tuple(limits.values()),
     )
 
 
@@ -137,8 +138,7 @@ def evaluate_imagined(run: Run, spec: EnvSpec, start: Path) -> None:
                 fitted,
                 clips,
                 startable(clips, None),
-                tasks=spec.tasks,
-                max_steps=spec.max_steps,
+                limits=spec.limits,
                 count=evaluation.episodes,
             )
             policy, seed = load_bundle(bundle, device=run.device), run.experiment.evaluation_seed

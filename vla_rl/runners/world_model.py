@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from episodes.catalog import Entry
 from episodes.store import EpisodeStore
 from policies.device import CPU, Device, make_generator
 from policies.policy import RobotSpec
@@ -35,7 +36,7 @@ from world_models.imagined_env import ImaginedEnv
 from world_models.models.autoencoder import Autoencoder
 from world_models.models.flow_model import FlowWorldModel
 from world_models.registry import DynamicsConfig, build_world_model
-from world_models.reward_model import RewardModel, takes_encoder
+from world_models.reward_model import RewardModel, taken_digest
 from world_models.training.autoencoder import AutoencoderFit
 from world_models.training.distillation import Distillation
 from world_models.training.dynamics import DynamicsFit
@@ -68,6 +69,19 @@ def open_clips_for(fitted: FittedWorldModel, stores: Sequence[Path], part: Part)
     clips = open_clips(stores, fitted.info.dynamics, part, cameras=fitted.info.robot.cameras)
     check_robot(fitted.info, robot_of(stores, clips), what="the recorded robot")
     return clips
+
+
+def recorded_limits(entries: Iterable[Entry]) -> dict[str, int]:
+    """Control steps of the longest recorded episode of each task, by task, in the order of their first episodes."""
+    limits: dict[str, int] = {}
+    for entry in entries:
+        limits[entry.task] = max(entry.steps, limits.get(entry.task, 0))
+    return limits
+
+
+def time_limits(spec: EnvSpec | None, fitted: FittedWorldModel, stores: Sequence[Path]) -> dict[str, int]:
+    """By task, of the environment; without one of all recorded episodes of ``stores``, held-out ones or not."""
+    return recorded_limits(open_clips_for(fitted, stores, "all").entries) if spec is None else spec.limits
 
 
 def check_simulator(info: WorldModelInfo, clips: ClipSampler, spec: EnvSpec) -> None:
@@ -122,9 +136,10 @@ def fit_world_model(
 ) -> dict[str, Any]:
     """Fit dynamics, then the reward model, into ``directory``; what is finished there is not repeated.
 
-    WorldModelError where ``directory`` holds a fit with other settings, episodes, seed or ``start``, and, before
-    anything is fitted, where the episodes hold too few successes for a reward model or few observations a whole chunk
-    apart (``ClipSampler.check_full_gaps``), or where ``policy`` lacks the encoder that the reward model is to keep.
+    WorldModelError where ``directory`` holds a fit with other settings, episodes, seed, ``start`` or encoder, and,
+    before anything is fitted, where the episodes hold too few successes for a reward model or few observations a whole
+    chunk apart (``ClipSampler.check_full_gaps``), or where ``policy`` lacks the encoder that the reward model is to
+    keep.
 
     ``cameras``: to predict, in this order; None: all that were recorded. ``policy``: the reward model starts from its
     encoder, if it has one of the same settings. ``start``: an earlier world model whose dynamics are fitted further.
@@ -133,14 +148,14 @@ def fit_world_model(
     calibration = open_clips(stores, config.dynamics, "calibration", cameras=clips.cameras)
     robot = robot_of(stores, clips)
     try:
-        takes_encoder(policy, config.reward_model)
+        taken = taken_digest(policy, config.reward_model)
     except ValueError as error:
         raise WorldModelError(f"imagination.model.reward_model: {error}") from None
     success_observations(clips, config.reward_model)
     clips.check_full_gaps()
     earlier = load_world_model(start, device) if start is not None else None
     path = directory / WORLD_MODEL_FILE
-    with _fit_folder(directory, config, [clips, calibration], seed=seed, start=earlier):
+    with _fit_folder(directory, config, [clips, calibration], seed=seed, start=earlier, taken=taken):
         if not path.exists():
             dynamics = fit_dynamics(
                 config, config.dynamics, clips, robot, directory / "dynamics", seed=seed, start=earlier, device=device
@@ -180,15 +195,22 @@ def _fit_folder(
     *,
     seed: int,
     start: FittedWorldModel | None,
+    taken: str | None,
 ) -> AbstractContextManager[None]:
-    """With what its models depend on. WorldModelError where that differs."""
+    """With what its models depend on; ``taken``: of a policy. WorldModelError where that differs."""
     settings = {name: value for name, value in flat_settings(config).items() if not name.startswith(USE_SETTINGS)}
     settings["imagined_env.reward_every"] = config.imagined_env.reward_every  # thresholds are set with it
     episodes = hashlib.sha256("".join(part.outcomes() for part in clips).encode()).hexdigest()
-    fitted_to = {"settings": settings, "seed": seed, "episodes": episodes, "start": start and start.sha256}
+    fitted_to = {
+        "settings": settings,
+        "seed": seed,
+        "episodes": episodes,
+        "start": start and start.sha256,
+        "policy": taken,
+    }
     otherwise = WorldModelError(
-        f"{directory} holds a world model, or a part of its fit, with other settings, episodes or another seed; "
-        "choose another folder (--out), or delete this one"
+        f"{directory} holds a world model, or a part of its fit, with other settings, episodes or another seed, "
+        "or with the encoder of another policy; choose another folder (--out), or delete this one"
     )
     return fit_folder(directory, fitted_to, otherwise=otherwise, beside=(EPISODES, CLONE))
 
@@ -282,16 +304,16 @@ def reference_error(dynamics: FlowWorldModel, calibration: ClipSampler, *, seed:
 
 
 def make_imagined_env(
-    config: WorldModelConfig, fitted: FittedWorldModel, starts: ImaginedStarts, *, max_steps: int
+    config: WorldModelConfig, fitted: FittedWorldModel, starts: ImaginedStarts, *, limits: Mapping[str, int]
 ) -> ImaginedEnv:
-    """Imagined episodes of the tasks of ``starts``, each of at most ``max_steps`` control steps."""
+    """Imagined episodes of the tasks of ``starts``. ``limits``: control steps of each task's longest episode."""
     check_reward_every(fitted.info, config)
     return ImaginedEnv(
         config.imagined_env,
         fitted.dynamics,
         fitted.reward_model,
         starts,
-        limits=[max_steps] * len(starts.tasks),
+        limits=[limits[task] for task in starts.tasks],
         reference_error=fitted.info.reference_error,
         fingerprint=fitted.sha256[:16],
     )
@@ -307,7 +329,10 @@ def evaluate_world_model(
     seed: int,
     device: Device = CPU,
 ) -> dict[str, Any]:
-    """The evaluation of the world model in ``directory`` on held-out episodes of ``stores``; writes videos there."""
+    """The evaluation of the world model in ``directory`` on held-out episodes of ``stores``; writes videos there.
+
+    ``control_steps``: of both in ``env``.
+    """
     fitted, steps = load_world_model(directory / WORLD_MODEL_FILE, device), config.no_action_steps
     no_action = load_world_model(no_action_path(directory, steps), device).dynamics if steps else None
     clips, every = open_clips_for(fitted, stores, "held_out"), config.imagined_env.reward_every
@@ -321,6 +346,7 @@ def evaluate_world_model(
         fitted, clips, directory / "videos", env=env, divergence=divergence, reward_every=every, seed=seed
     )
     return report | {
+        "control_steps": report["control_steps"] + sum(one.control_steps for one in compared),
         "videos": [str(one.video) for one in compared],
         "reference_image_difference": divergence.reference_image_difference,
         "divergence": {one.video.stem: {"step": one.divergence_step, "reason": one.reason} for one in compared},

@@ -6,7 +6,7 @@ The line between them turns red where they diverge (world_models/evaluation/dive
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,10 +24,10 @@ from world_models.data.clip import first_history
 from world_models.data.clip_sampler import ClipSampler
 from world_models.evaluation.action_sequences import (
     ActionSequence,
+    Executed,
+    execute,
     recorded_sequences,
-    replay,
     swapped_sequences,
-    true_success,
 )
 from world_models.evaluation.divergence import Divergence
 from world_models.evaluation.imagined_success import imagined_success
@@ -51,21 +51,29 @@ class ExecutedChunks(TensorDataclass):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A video, and after how many control steps truth and prediction diverge in it (None: they do not), by what."""
+    """A video, and after how many control steps truth and prediction diverge in it (None: they do not), by what.
+
+    ``control_steps``: taken in the real environment for it.
+    """
 
     video: Path
     divergence_step: int | None
     reason: Literal["image", "object"] | None
+    control_steps: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A video: its name, the actions, what they truly led to, and whether that was a success."""
+    """A video: its name, the actions, what they truly led to, and whether that was a success.
+
+    ``control_steps``: that were taken in the real environment to know.
+    """
 
     name: str
     sequence: ActionSequence
     truth: ExecutedChunks
     success: bool
+    control_steps: int = 0
 
 
 def recorded_chunks(clips: ClipSampler, episode: int, horizon: int) -> ExecutedChunks:
@@ -75,18 +83,26 @@ def recorded_chunks(clips: ClipSampler, episode: int, horizon: int) -> ExecutedC
     return ExecutedChunks(action=clip.action, length=clip.length, frames=clip.frames[1:])[clip.length > 0]
 
 
-def replayed_chunks(env: VectorEnv, clips: ClipSampler, sequence: ActionSequence, horizon: int) -> ExecutedChunks:
-    """``sequence`` as executed in the environment that recorded the episodes."""
-    frames: list[Tensor] = []
+def replayed_chunks(
+    env: VectorEnv, clips: ClipSampler, sequence: ActionSequence, horizon: int
+) -> tuple[ExecutedChunks, Executed]:
+    """``sequence`` as executed in the environment that recorded the episodes, and what it led to."""
+    frames: dict[int, Tensor] = {}
     steps = len(sequence.action)
-    chunk_ends = {min(begin + horizon, steps) for begin in range(0, steps, horizon)}
-    for step, _ in enumerate(replay(env, clips, [sequence], steps), start=1):
+    chunk_ends = [min(begin + horizon, steps) for begin in range(0, steps, horizon)]
+
+    def observe(step: int) -> None:
         if step in chunk_ends:
-            frames.append(env.observe([0]).images[0].cpu())
-    chunks = torch.zeros(len(frames) * horizon, sequence.action.shape[1])
+            frames[step] = env.observe([0]).images[0].cpu()
+
+    executed = execute(env, clips, [sequence], after_step=observe)
+    chunks = torch.zeros(len(chunk_ends) * horizon, sequence.action.shape[1])
     chunks[:steps] = sequence.action
-    length = torch.tensor([min(horizon, steps - begin) for begin in range(0, steps, horizon)])
-    return ExecutedChunks(action=chunks.unflatten(0, (-1, horizon)), length=length, frames=torch.stack(frames))
+    return ExecutedChunks(
+        action=chunks.unflatten(0, (-1, horizon)),
+        length=torch.tensor([min(horizon, steps - begin) for begin in range(0, steps, horizon)]),
+        frames=torch.stack([frames[step] for step in chunk_ends]),
+    ), executed
 
 
 def write_evaluation_videos(
@@ -112,9 +128,8 @@ def write_evaluation_videos(
     for case, success in zip(cases, outcomes.success.tolist(), strict=True):
         caption = f"true: {_result(case.success)}, imagined: {_result(success)}"
         path, episode = folder / f"{case.name}.mp4", case.sequence.episode
-        written.append(
-            write_comparison(fitted, clips, episode, case.truth, path, caption=caption, divergence=divergence)
-        )
+        compared = write_comparison(fitted, clips, episode, case.truth, path, caption=caption, divergence=divergence)
+        written.append(replace(compared, control_steps=case.control_steps))
     return written
 
 
@@ -126,10 +141,12 @@ def _cases(horizon: int, clips: ClipSampler, *, env: VectorEnv | None, seed: int
             truth = recorded_chunks(clips, sequence.episode, horizon)
             cases.append(Case(name=name, sequence=sequence, truth=truth, success=success))
     if env is not None:
-        swapped = swapped_sequences(clips, env, seed=seed, count=SWAPPED)
-        for i, (sequence, success) in enumerate(zip(swapped, true_success(env, clips, swapped).tolist(), strict=True)):
-            truth = replayed_chunks(env, clips, sequence, horizon)
-            cases.append(Case(name=f"swapped_{i}", sequence=sequence, truth=truth, success=success))
+        for i, sequence in enumerate(swapped_sequences(clips, env, seed=seed, count=SWAPPED)):
+            truth, executed = replayed_chunks(env, clips, sequence, horizon)
+            success, taken = bool(executed.success[0]), executed.control_steps
+            cases.append(
+                Case(name=f"swapped_{i}", sequence=sequence, truth=truth, success=success, control_steps=taken)
+            )
     return cases
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from episodes.overlays import recorded_id
 from sims.devices.crossing import crossing
-from sims.vector_env import StartState, VectorEnv
+from sims.restarts import Restarts
+from sims.vector_env import StartState, Step, VectorEnv
 from world_models.data.clip_sampler import ClipSampler
 from world_models.world_model import WorldModelError
 
@@ -25,6 +26,15 @@ class ActionSequence:
 
     episode: int
     action: Float[Tensor, "T A"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Executed:
+    """What sequences led to. ``success``: of each, within EXTRA_STEPS of its end. ``control_steps``: of all their
+    episodes until these ended, in attempts in which the simulator failed too."""
+
+    success: Bool[Tensor, " N"]
+    control_steps: int
 
 
 def recorded_sequences(clips: ClipSampler) -> list[ActionSequence]:
@@ -70,30 +80,58 @@ def repeat_last(action: Float[Tensor, "T A"], length: int) -> Float[Tensor, "T_o
     return torch.cat([action, action[-1:].expand(length - len(action), -1)]) if len(action) < length else action
 
 
-def replay(
-    env: VectorEnv, clips: ClipSampler, sequences: Sequence[ActionSequence], steps: int
-) -> Iterator[Bool[Tensor, " N"]]:
-    """Execute up to ``env.spec.num_envs`` sequences for ``steps`` in the environment that recorded the episodes.
+@torch.no_grad()
+@crossing("evaluation")
+def execute(
+    env: VectorEnv,
+    clips: ClipSampler,
+    sequences: Sequence[ActionSequence],
+    *,
+    after_step: Callable[[int], None] | None = None,
+) -> Executed:
+    """The sequences in the environment that recorded the episodes, where their recordings start (``startable``).
 
-    They start where their episodes' recordings do (``startable``). After its end the last action repeats. Yields after
-    every step which environments report success.
+    One in which the simulator fails is executed again; UserError where that goes on (``Restarts``). ``after_step``:
+    called with the number of steps since the sequences' start, after each of them.
     """
-    env_ids, entries = list(range(len(sequences))), [clips.entries[sequence.episode] for sequence in sequences]
-    env.reset(env_ids, start=[StartState(task=env.spec.tasks.index(e.task), seed=e.seed) for e in entries])
+    starts = [_start(env, clips, sequence) for sequence in sequences]
+    success, taken = torch.zeros(len(sequences), dtype=torch.bool), 0
+    waiting, restarts = list(range(len(sequences))), Restarts()
+    while waiting:
+        rows, waiting = waiting[: env.spec.num_envs], waiting[env.spec.num_envs :]
+        part = [sequences[row] for row in rows]
+        limit = torch.tensor([len(sequence.action) for sequence in part]) + EXTRA_STEPS
+        done = torch.zeros(len(rows), dtype=torch.bool)
+        reached, failed = done.clone(), done.clone()
+        for i, step in enumerate(_replay(env, part, [starts[row] for row in rows], int(limit.max()))):
+            taken += int((~done).sum())
+            done |= step.done
+            failed |= ~step.valid
+            reached |= step.success & (i < limit)
+            if after_step is not None:
+                after_step(i + 1)
+        success[rows] = reached & ~failed
+        again = [row for row, once_more in zip(rows, failed.tolist(), strict=True) if once_more]
+        restarts.add([starts[row] for row in again])
+        waiting += again
+    return Executed(success=success, control_steps=taken)
+
+
+def _start(env: VectorEnv, clips: ClipSampler, sequence: ActionSequence) -> StartState:
+    entry = clips.entries[sequence.episode]
+    return StartState(task=env.spec.tasks.index(entry.task), seed=entry.seed)
+
+
+def _replay(
+    env: VectorEnv, sequences: Sequence[ActionSequence], starts: Sequence[StartState], steps: int
+) -> Iterator[Step]:
+    """Execute up to ``env.spec.num_envs`` sequences for ``steps``; after its end the last action repeats.
+
+    Yields each step, on the host.
+    """
+    env_ids = list(range(len(sequences)))
+    env.reset(env_ids, start=starts)
     action = torch.zeros(env.spec.num_envs, steps, env.spec.action_dim)
     action[env_ids] = torch.stack([repeat_last(sequence.action, steps)[:steps] for sequence in sequences])
     for i in range(steps):
-        yield env.step(action[:, i].to(env.spec.device)).success[env_ids].cpu()
-
-
-@torch.no_grad()
-@crossing("evaluation")
-def true_success(env: VectorEnv, clips: ClipSampler, sequences: Sequence[ActionSequence]) -> Bool[Tensor, " N"]:
-    """Success of the sequences in the environment that recorded the episodes, within EXTRA_STEPS of their end."""
-    success = torch.zeros(len(sequences), dtype=torch.bool)
-    for begin in range(0, len(sequences), env.spec.num_envs):
-        part = sequences[begin : begin + env.spec.num_envs]
-        limit = torch.tensor([len(sequence.action) for sequence in part]) + EXTRA_STEPS
-        for i, reported in enumerate(replay(env, clips, part, int(limit.max()))):
-            success[begin : begin + len(part)] |= reported & (i < limit)
-    return success
+        yield env.step(action[:, i].to(env.spec.device))[env_ids].to("cpu")

@@ -37,10 +37,10 @@ from world_models.data.clip import first_history
 from world_models.data.clip_sampler import ClipSampler
 from world_models.evaluation.action_sequences import (
     ActionSequence,
+    execute,
     recorded_sequences,
     swapped_sequences,
     true_outcomes,
-    true_success,
 )
 from world_models.evaluation.imagined_success import ImaginedOutcomes, ShownImages, imagined_success, recorded_scores
 from world_models.evaluation.open_loop import frames_per_second, open_loop_errors
@@ -84,12 +84,14 @@ class WorldModelEvaluation:
         """(a) to (e) and speed as JSON values.
 
         ``env``: the environment that recorded the episodes, which tells what swapped actions lead to; without it every
-        swapped sequence is taken to fail. ``no_action``: a baseline fitted without actions.
+        swapped sequence is taken to fail. ``no_action``: a baseline fitted without actions. ``control_steps`` of the
+        report: taken in ``env``.
         """
         sequences = swapped_sequences(self.clips, env, seed=self.seed, count=swaps)
-        failing = sequences
+        failing, taken = sequences, 0
         if env is not None:
-            success = true_success(env, self.clips, sequences).tolist()
+            executed = execute(env, self.clips, sequences)
+            success, taken = executed.success.tolist(), executed.control_steps
             failing = [sequence for sequence, succeeded in zip(sequences, success, strict=True) if not succeeded]
         rate, count = self._rate(model, failing), len(failing)
         hallucinated = {
@@ -107,6 +109,7 @@ class WorldModelEvaluation:
         return {
             **hallucinated,
             **comparison,
+            "control_steps": taken,
             "episodes": len(self.clips.entries),
             "horizons": [row["horizon"] for row in rows],
             **{name: [row.get(name) for row in rows] for name in ERRORS},

@@ -102,7 +102,7 @@ def test_ppo_in_imagined_rollouts(world: tuple[Path, Path]) -> None:
     store, folder = world
     fitted = load_world_model(folder / WORLD_MODEL_FILE, SECOND)
     keyframes = Keyframes(open_clips([store], WORLD.dynamics, "fit"), KeyframeConfig(), tasks=("go",))
-    env = make_imagined_env(WORLD, fitted, keyframes, max_steps=8)
+    env = make_imagined_env(WORLD, fitted, keyframes, limits={"go": 8})
     assert env.spec.device == DEVICE
     assert on_device(env, DEVICE) is env
     torch.manual_seed(0)
