@@ -162,7 +162,7 @@ def one_seed(experiment: Experiment, simulated: Experiment, work: Path, *, times
         "stopped_by_the_evaluation": f"imagine_{last}" not in stages,
         "real_control_steps": taken,
         "evaluation": {name: one for name, one in stages[f"evaluate_model_{last}"].items() if name != "videos"},
-        "reward_model": {name: value for name, value in stages[f"fit_{last}"].items() if name != "world"},
+        "reward_model": {k: value for k, value in stages[f"fit_{last}"].items() if k not in ("world", "fitted_to")},
         "rows": [{**row, "seeds": [experiment.seed]} for row in rows],
     }
 

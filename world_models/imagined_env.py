@@ -87,8 +87,6 @@ class ImaginedEnv:
             instruction_bytes=starts.instruction_bytes,
         )
         self._started: list[StartState | None] = [None] * config.num_envs
-        # Predicted latent and state after the pending actions, where known.
-        self._predicted: list[tuple[Tensor, Tensor] | None] = [None] * config.num_envs
 
     # -- episodes --------------------------------------------------------------------------------------------------
 
@@ -103,7 +101,7 @@ class ImaginedEnv:
         for i, state in zip(ids, start, strict=True):
             if state.snapshot is not None:
                 self._state.put([i], self._state.from_snapshot(state.snapshot)[None])
-            self._started[i], self._predicted[i] = dataclasses.replace(state, snapshot=None), None
+            self._started[i] = dataclasses.replace(state, snapshot=None)
 
     @torch.no_grad()
     def _begin(self, starts: Sequence[StartState]) -> ImaginedState:
@@ -115,8 +113,9 @@ class ImaginedEnv:
             limit = torch.minimum(limit, elapsed + self.config.branch_steps)
         count, flag = torch.zeros_like(elapsed), torch.zeros_like(elapsed, dtype=torch.bool)
         pending = self._state.pending.new_zeros(len(starts), *self._state.pending.shape[1:])
+        history = first_history(self.model, clip)
         return ImaginedState(
-            history=first_history(self.model, clip),
+            history=history,
             pending=pending,
             num_pending=count,
             instruction=clip.instruction,
@@ -125,6 +124,9 @@ class ImaginedEnv:
             elapsed=elapsed,
             limit=torch.maximum(limit, elapsed + 1),
             num_noise=count,
+            latent=history.current,
+            robot_state=history.state,
+            predicted=flag,
             terminated=flag,
             truncated=flag,
             success=flag,
@@ -151,8 +153,7 @@ class ImaginedEnv:
         state.pending[ids, state.num_pending[ids]] = action[ids].to(state.pending).clamp(-1, 1)
         state.num_pending[ids] += 1
         state.elapsed[ids] += 1
-        for i in ids.tolist():
-            self._predicted[i] = None
+        state.predicted[ids] = False
         out_of_time = state.elapsed >= state.limit
         full = state.num_pending == self.model.action_horizon
         due = running & ((state.num_pending % self.config.reward_every == 0) | full | out_of_time)
@@ -195,16 +196,16 @@ class ImaginedEnv:
 
     def _predict(self, index: Int[Tensor, " n"]) -> ImaginedObservation:
         """The observations that the pending actions of these environments lead to."""
-        state, env_ids = self._state[index], index.tolist()
+        state = self._state[index]
         with crossing("noise"):
-            used = state.num_noise.tolist()
-            noise = torch.stack([self._noise(i, n) for i, n in zip(env_ids, used, strict=True)]).to(self.model.device)
+            used = zip(index.tolist(), state.num_noise.tolist(), strict=True)
+            noise = torch.stack([self._noise(i, n) for i, n in used]).to(self.model.device)
         prefill = self.model.prefill(state.history)
         imagined = self.model.sample_chunk(prefill, state.pending, state.num_pending, noise)
         suspects = {"world model weight": self.model}
         check_finite("prediction of the world model", imagined.latent, ("prediction", "camera"), suspects=suspects)
-        for row, i in enumerate(env_ids):
-            self._predicted[i] = (imagined.latent[row], imagined.state[row])
+        self._state.latent[index], self._state.robot_state[index] = imagined.latent, imagined.state
+        self._state.predicted[index] = True
         return imagined
 
     def _noise(self, env_id: int, used: int) -> Float[Tensor, "cameras channels height width"]:
@@ -214,16 +215,13 @@ class ImaginedEnv:
         return self.model.noise_of(start.seed, used)
 
     def _advance(self, index: Int[Tensor, " n"]) -> None:
-        """Make the observations that full chunks led to the current ones."""
+        """Make the observations that full chunks led to, which were predicted for their rewards, the current ones."""
         if not len(index):
             return
-        known = [self._predicted[i] for i in index.tolist()]
-        assert all(pair is not None for pair in known)  # a reward was due at a full chunk
         state = self._state[index]
-        latent, robot_state = (torch.stack(part) for part in zip(*known, strict=True))
         advanced = dataclasses.replace(
             state,
-            history=state.history.advance(latent, robot_state, state.pending, state.num_pending),
+            history=state.history.advance(state.latent, state.robot_state, state.pending, state.num_pending),
             pending=torch.zeros_like(state.pending),
             num_pending=torch.zeros_like(state.num_pending),
             num_noise=state.num_noise + 1,
@@ -235,15 +233,14 @@ class ImaginedEnv:
     @crossing("outcomes")
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
         """Decodes these environments; runs the world model only for those that stopped where no reward was due."""
-        ids = self.spec.ids(env_ids)
-        unknown = [i for i in ids if self._predicted[i] is None and self._state.num_pending[i] > 0]
-        if unknown:
-            self._predict(torch.tensor(unknown).to(self.model.device))
-        history = self._state.history
-        pairs = [self._predicted[i] or (history.current[i], history.state[i]) for i in ids]
-        latent, state = (torch.stack(part) for part in zip(*pairs, strict=True))
-        instruction = self._state.instruction[torch.tensor(ids).to(self.model.device)]
-        return Observation(images=self.model.decode(latent), state=state, instruction=instruction)
+        state, ids = self._state, torch.tensor(self.spec.ids(env_ids), dtype=torch.int64).to(self.model.device)
+        unknown = ids[(~state.predicted & (state.num_pending > 0))[ids]]
+        if len(unknown):
+            self._predict(unknown)
+        predicted = state.predicted[ids]
+        latent = torch.where(predicted[:, None, None, None, None], state.latent[ids], state.history.current[ids])
+        robot_state = torch.where(predicted[:, None], state.robot_state[ids], state.history.state[ids])
+        return Observation(images=self.model.decode(latent), state=robot_state, instruction=state.instruction[ids])
 
     @property
     def error(self) -> Float[Tensor, " N"]:

@@ -22,7 +22,9 @@ class ImaginedState(TensorDataclass):
     pending: actions executed since ``history``, the first ``num_pending`` of which count. first: the reward model's
     features of the episode's first observation. error: largest relative error estimate so far. elapsed: control steps
     since the episode started, its recorded part included. limit: ``elapsed`` at which the episode is truncated.
-    num_noise: noise frames used.
+    num_noise: noise frames used. predicted: whether ``latent`` and ``robot_state`` are of the present observation;
+    otherwise it is ``history``'s, or it is not known yet what the pending actions lead to. A prediction is kept, since
+    another one, made for other environments at once, would have other last bits.
     """
 
     history: History
@@ -34,6 +36,9 @@ class ImaginedState(TensorDataclass):
     elapsed: Int[Tensor, "*N"]
     limit: Int[Tensor, "*N"]
     num_noise: Int[Tensor, "*N"]
+    latent: Float[Tensor, "*N cameras channels height width"]
+    robot_state: Float[Tensor, "*N state_dim"]
+    predicted: Bool[Tensor, "*N"]
     terminated: Bool[Tensor, "*N"]
     truncated: Bool[Tensor, "*N"]
     success: Bool[Tensor, "*N"]
@@ -57,6 +62,9 @@ class ImaginedState(TensorDataclass):
             elapsed=count,
             limit=count,
             num_noise=count,
+            latent=latent,
+            robot_state=state,
+            predicted=flag,
             terminated=~flag,
             truncated=flag,
             success=flag,
@@ -70,7 +78,7 @@ class ImaginedState(TensorDataclass):
             own.index_copy_(0, index, new.to(own.dtype))
 
     def snapshot(self, env_id: int) -> Float32[np.ndarray, " size"]:
-        """One environment's state as float32 numbers; 300 kB for two cameras of 64 x 64."""
+        """One environment's state as float32 numbers; 400 kB for two cameras of 64 x 64."""
         with crossing("checkpoint"):
             return torch.cat([tensor.float().flatten() for tensor in self[env_id].tensors()]).cpu().numpy()
 

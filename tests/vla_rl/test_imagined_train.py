@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Sequence
@@ -14,20 +15,27 @@ import torch
 from benchmarks.world_model import one_seed
 from episodes.recorder import RecordedEnv
 from episodes.store import EpisodeStore
-from policies.bundle import read_bundle_info
+from policies.bundle import read_bundle_info, save_bundle
+from policies.registry import build_policy
+from policies.residual.policy import ResidualConfig
 from sims.errors import UserError
 from sims.registry import make_env
 from sims.vector_env import Observation, StartState, VectorEnv
+from tests import dot_episodes
+from tests.policies.small_configs import CONFIGS
 from tests.vla_rl.command import vla_rl
 from tests.worlds import ChainEnv
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig, RecapConfig
-from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.algorithms.ppo import PPO, PPOConfig
+from vla_rl.cli.arguments import load_experiment as load_named
 from vla_rl.cli.main import main
-from vla_rl.config.experiment import Experiment
-from vla_rl.config.imagination import EvaluationThresholds, ImaginationConfig
+from vla_rl.config.environments import NoSimulatorConfig
+from vla_rl.config.errors import ConfigError
+from vla_rl.config.experiment import Experiment, FromBundle
+from vla_rl.config.imagination import EvaluationThresholds, ImaginationConfig, WorldModelConfig
 from vla_rl.config.loader import load_config
-from vla_rl.runners.checks import check_imagined_time_limit
+from vla_rl.runners.checks import SpecOnly, check_experiment, check_imagined_time_limit
 from vla_rl.runners.imagination import (
     Perturbed,
     Rounds,
@@ -38,6 +46,7 @@ from vla_rl.runners.imagination import (
     not_measured,
     refusal,
 )
+from vla_rl.runners.iterations import algorithm_state, restore_algorithm
 from vla_rl.runners.observe_every import ObserveEvery
 from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips
 from vla_rl.runners.world_model_videos import recorded_chunks, replayed_chunks
@@ -275,6 +284,36 @@ def test_an_interrupted_run_is_resumed(run: Path, config: Path, tmp_path: Path) 
     assert json.loads(before.read_text())["sha256"] == json.loads(after.read_text())["sha256"]
 
 
+def test_training_in_the_middle_of_imagined_chunks_is_resumed_exactly(tmp_path: Path) -> None:
+    """The policy executes half a chunk of the world model: what it observed is part of the environment's state, since
+    predicting it again, for other environments at once, would give other last bits."""
+
+    def learner(name: str) -> PPO:
+        imagined = ImaginedEnvConfig(num_envs=16, reward_every=2)
+        env = dot_episodes.imagined_env(tmp_path / name, max_steps=12, episode_starts=0.3, config=imagined)
+        torch.manual_seed(5)
+        for weight in env.model.parameters():
+            weight.data += 0.2 * torch.randn_like(weight) if weight.dim() > 1 else 0.0
+        env.reward_model.reward_threshold.fill_(0.33)  # some episodes succeed
+        small = CONFIGS["denoising"]
+        half = replace(small, action_horizon=2, expert=replace(small.expert, action_patch=2))
+        update = replace(PPOConfig().update, minibatch=16, micro_batch=16, epochs=1)
+        config = PPOConfig(iterations=5, chunks=3, update=update, critic_warmup=0)
+        return PPO(config, build_policy(half, dot_episodes.ROBOT), env, seed=0)
+
+    uninterrupted, resumed = learner("uninterrupted"), learner("resumed")
+    for _ in range(3):
+        uninterrupted.iterate()
+    restore_algorithm(resumed, copy.deepcopy(algorithm_state(uninterrupted)))
+    for _ in range(2):
+        found, again = uninterrupted.iterate(), resumed.iterate()
+        assert {name: found[name] for name in found if not name.endswith("_s")} == {
+            name: again[name] for name in again if not name.endswith("_s")
+        }
+    weights, same = uninterrupted.policy.state_dict(), resumed.policy.state_dict()
+    assert all(torch.equal(weights[name], same[name]) for name in weights)
+
+
 def test_the_commands(run: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     episodes = str(run / "imagination" / "round_0" / "episodes")
     common = [
@@ -337,6 +376,36 @@ def test_an_imagined_episode_that_is_cut_off_may_not_count_as_failed(
     assert stopped.value.code == 2
     assert "'algorithm.time_limit' must be bootstrap with imagination" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("simulated", "imagined"), [(64, 4), (1, 64)])
+def test_imagined_environments_count_for_the_warm_up(simulated: int, imagined: int, tmp_path: Path) -> None:
+    """Not those of the simulator, in which the algorithm never acts."""
+    env = dot_episodes.DotEnv()
+    env.spec = replace(env.spec, num_envs=simulated)
+    save_bundle(build_policy(CONFIGS["gaussian"], dot_episodes.ROBOT), tmp_path / "bundle")
+    model = WorldModelConfig(
+        dynamics=dot_episodes.DYNAMICS, imagined_env=ImaginedEnvConfig(num_envs=imagined, reward_every=2)
+    )
+    experiment = Experiment(
+        sim=NoSimulatorConfig(),
+        device="cpu",
+        start=FromBundle(path=tmp_path / "bundle", residual=ResidualConfig()),
+        algorithm=OffPolicyConfig(iterations=5, chunks=20, warmup=500, demonstration_share=0.0, shift=0),
+        imagination=ImaginationConfig(model=model),
+    )
+    if 5 * 20 * imagined > 500:
+        check_experiment(experiment, SpecOnly(env.spec))
+    else:
+        with pytest.raises(UserError, match=r"must be below the 400 chunks .* 20 in each of 4 environments"):
+            check_experiment(experiment, SpecOnly(env.spec))
+
+
+def test_groups_run_side_by_side_in_imagined_environments_alone() -> None:
+    """The simulator records and validates only, in as many environments as it likes."""
+    assert load_named(Path("imagined_grpo"), ("--sim.num_envs", "1")).sim.num_envs == 1
+    with pytest.raises(ConfigError, match=r"imagined_env.num_envs \(12\) must be a multiple of algorithm.group_size"):
+        load_named(Path("imagined_grpo"), ("--imagination.model.imagined_env.num_envs", "12"))
 
 
 @pytest.mark.parametrize("setting", ["imagination.observe_every", "start.observe_every"])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from vla_rl.config.loader import load_config, save_config
 from vla_rl.runners.checks import check_experiment
 from vla_rl.runners.evaluate import PolicyActor, run_episodes
 from vla_rl.runners.imagination import Rounds, compare_success
+from vla_rl.runners.logs import evaluate_imagined, recorded_spec
 from vla_rl.runners.world_model import (
     WORLD_MODEL_FILE,
     evaluate_world_model,
@@ -257,6 +259,44 @@ def test_real_steps_of_the_evaluation_are_counted(tmp_path: Path) -> None:
     report = evaluate(ONE_STEP, tmp_path, [store.path], env)
     assert report["control_steps"] == env.taken > 0
     assert evaluate(ONE_STEP, tmp_path, [store.path])["control_steps"] == 0
+
+
+def test_other_episodes_than_those_of_the_fit_are_refused(tmp_path: Path) -> None:
+    """A run that is resumed would imagine episodes from other starts, and compare policies from other ones."""
+    store, bundle, began = dot_episodes.store(tmp_path / "store", 60), tmp_path / "start", list[VectorEnv]()
+    save_bundle(build_policy(CONFIGS["gaussian"], dot_episodes.ROBOT), bundle)
+    settings = ImaginationConfig(stores=(store.path,), model=ONE_STEP)
+    experiment = Experiment(sim=NoSimulatorConfig(), device="cpu", start=FromBundle(path=bundle), imagination=settings)
+    fitted, held_out = (next(one.id for one in store.select() if part_of(one) == part) for part in ("fit", "held_out"))
+    (tmp_path / "run").mkdir()
+
+    def reinforce(run: Run, env: VectorEnv, start: Path, folder: Path) -> dict[str, Any]:
+        began.append(env)
+        return {}
+
+    @contextmanager
+    def without(episode: str) -> Iterator[None]:
+        store.delete(episode, author="anna")
+        with pytest.raises(
+            UserError, match="hold other episodes than those that the world model of round 0 was fitted"
+        ):
+            yield
+        store.label(episode, "deleted", False, author="anna")
+
+    with (tmp_path / "lock").open("w") as lock:
+        run = Run(experiment=experiment, device=CPU, dir=tmp_path / "run", lock=lock)
+        rounds = Rounds(run, recorded_spec(experiment), settings, env=None)
+        rounds.fit(0, bundle)
+        with without(held_out):
+            rounds.evaluate(0)
+        report = rounds.evaluate(0)
+        with without(fitted):
+            rounds.imagine(0, report, bundle, reinforce)
+        assert not began
+        rounds.imagine(0, report, bundle, reinforce)
+        assert len(began) == 1
+        with without(held_out):
+            evaluate_imagined(run, rounds.spec, bundle)
 
 
 def test_episodes_without_observations_a_chunk_apart_are_not_fitted_to(tmp_path: Path) -> None:

@@ -182,6 +182,31 @@ def test_starts_are_of_every_task_in_turn(tmp_path: Path) -> None:
     assert [start.task for start in recorded.starts(6)] == [0, 1, 0, 1, 0, 0]
 
 
+def test_an_episode_goes_on_in_the_middle_of_a_chunk_exactly(tmp_path: Path) -> None:
+    """From a snapshot with what was predicted last, whichever environments that was predicted with."""
+    config, action = ImaginedEnvConfig(num_envs=16, reward_every=2), actions(16, 16)
+    env, other = (dot_episodes.imagined_env(tmp_path / name, max_steps=100, config=config) for name in ("a", "b"))
+    for one in (env, other):
+        torch.manual_seed(5)
+        for weight in one.model.parameters():
+            weight.data += 0.02 * torch.randn_like(weight) if weight.dim() > 1 else 0.0
+    env.reset(start=[StartState(task=0, seed=seed) for seed in range(16)])
+    for step in range(2):
+        env.step(action[:, step])
+    third = list(range(0, 16, 3))
+    env.reset(third, start=[StartState(task=0, seed=100 + seed) for seed in third])
+    for step in range(2, 4):
+        env.step(action[:, step])
+    other.reset(start=env.capture())
+    for step in range(4, 12):
+        here, there = env.observe(), other.observe()
+        assert torch.equal(here.state, there.state)
+        assert torch.equal(here.images, there.images)
+        env.step(action[:, step])
+        other.step(action[:, step])
+        assert torch.equal(env.error, other.error)
+
+
 def test_a_snapshot_of_another_size_is_refused(tmp_path: Path) -> None:
     env = make(tmp_path)
     env.reset(start=[StartState(task=0, seed=seed) for seed in (1, 2, 3)])

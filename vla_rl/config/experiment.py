@@ -129,8 +129,6 @@ class Experiment:
         return self.seed if self.evaluation.seed is None else self.evaluation.seed
 
     def __post_init__(self) -> None:
-        if not isinstance(self.sim, NoSimulatorConfig):
-            self.algorithm.check_num_envs(self.sim.num_envs, "sim.num_envs")
         if self.imagination is not None:
             setting = "imagination.model.imagined_env.num_envs"
             self.algorithm.check_num_envs(self.imagination.model.imagined_env.num_envs, setting)
@@ -143,6 +141,8 @@ class Experiment:
                     f"imagination needs reward outcome, got {self.reward.name}: imagined episodes have a reward model "
                     "of their own, imagination.model.reward_model"
                 )
+        elif not isinstance(self.sim, NoSimulatorConfig):
+            self.algorithm.check_num_envs(self.sim.num_envs, "sim.num_envs")
         self._check_cluster()
 
     @property

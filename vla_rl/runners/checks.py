@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -75,11 +76,10 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
         with naming("algorithm"):
             elsewhere = experiment.algorithm.rollout_shards > 1 or experiment.algorithm.staleness > 0 or collects
             placed = Collector if elsewhere else None
-            build_algorithm(
-                experiment.algorithm, policy, SpecOnly(env.spec), seed=experiment.seed, make_rollouts=placed
-            )
+            acting = _acting_spec(experiment, env.spec)
+            build_algorithm(experiment.algorithm, policy, SpecOnly(acting), seed=experiment.seed, make_rollouts=placed)
         if isinstance(experiment.algorithm, OffPolicyConfig):
-            _check_warm_up(experiment.algorithm, env.spec.num_envs)
+            _check_warm_up(experiment.algorithm, acting.num_envs)
         if (imagination := experiment.imagination) is not None:
             check_imagined_time_limit(experiment.algorithm, imagination.model.imagined_env)
             _check_observed_chunks(experiment.start, imagination)
@@ -90,6 +90,12 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
                 _check_bc(policy, imagination.clone_successes, "imagination.clone_successes")
             _check_world_model(imagination.model, policy)
     _check_evaluation(experiment, len(env.spec.tasks))
+
+
+def _acting_spec(experiment: Experiment, spec: EnvSpec) -> EnvSpec:
+    """``spec`` with as many environments as the algorithm acts in: with imagination the imagined ones."""
+    imagination = experiment.imagination
+    return spec if imagination is None else replace(spec, num_envs=imagination.model.imagined_env.num_envs)
 
 
 def _check_evaluation(experiment: Experiment, num_tasks: int) -> None:

@@ -29,6 +29,7 @@ from policies.bundle import load_bundle, read_bundle_info, save_bundle
 from policies.device import CPU, Device, make_generator
 from policies.policy import Policy, RobotSpec
 from sims.devices.env_on_device import on_device
+from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
 from sims.numbers.statistics import rate_difference_within_tasks, wilson_interval
 from sims.starts import StartSequence
@@ -47,18 +48,22 @@ from vla_rl.runners.world_model import (
     evaluate_world_model,
     fit_world_model,
     make_imagined_env,
+    open_clips,
     open_clips_for,
+    outcomes_digest,
     time_limits,
 )
 from vla_rl.runs.progress import console
 from vla_rl.runs.run_dir import Run
 from world_models.bundle import FittedWorldModel, check_robot, load_world_model
+from world_models.data.clip import Part
 from world_models.data.clip_sampler import ClipSampler
 from world_models.data.keyframes import Keyframes, RecordedStarts
 from world_models.evaluation.action_sequences import startable
 from world_models.evaluation.evaluate import better_than_copy, deciding_auc
 from world_models.imagined_env import ImaginedEnv
 
+PARTS: tuple[Part, ...] = ("fit", "calibration", "held_out")
 MIN_BRANCH = 16  # control steps: two chunks; in less, a value function can hardly tell good from bad
 
 Reinforce = Callable[[Run, VectorEnv, Path, Path], dict[str, Any]]
@@ -211,11 +216,26 @@ class Rounds:
                 stage.result = {"bundle": self.run.inside(bundle)}
         return folder / self.run.bundle.name
 
+    def _digest(self, part: Part) -> str:
+        return outcomes_digest([open_clips(self.stores, self.settings.model.dynamics, part, cameras=self.spec.cameras)])
+
+    def check_episodes(self, number: int, *parts: Part) -> None:
+        """UserError where the stores hold other episodes of these parts than before the fit of this round."""
+        fitted_to = self.run.stages()[f"fit_{number}"]["fitted_to"]
+        if changed := [part for part in parts if self._digest(part) != fitted_to[part]]:
+            stores = ", ".join(map(str, self.stores))
+            raise UserError(
+                f"{stores} hold other episodes than those that the world model of round {number} was fitted to or is "
+                f"evaluated on (part {changed[0]}): episodes were added, deleted or labelled since; take that back, "
+                "or start a new run"
+            )
+
     def fit(self, number: int, policy: Path) -> None:
         """``policy``: whose encoder the reward model may start from."""
         with self.run.stage(f"fit_{number}") as stage:
             if stage.pending:
-                stage.result = fit_world_model(
+                parts = {part: self._digest(part) for part in PARTS}
+                stage.result = {"fitted_to": parts} | fit_world_model(
                     self.settings.model,
                     self.stores,
                     self.folder(number),
@@ -229,6 +249,7 @@ class Rounds:
     def evaluate(self, number: int) -> dict[str, Any]:
         with self.run.stage(f"evaluate_model_{number}") as stage:
             if stage.pending:
+                self.check_episodes(number, *PARTS)
                 stage.result = evaluate_world_model(
                     self.settings.model,
                     self.folder(number),
@@ -247,6 +268,7 @@ class Rounds:
         branch = branch_steps(report, self.settings.thresholds, configured, longest)
         with self.run.stage(f"imagine_{number}") as stage:
             if stage.pending:
+                self.check_episodes(number, "fit")
                 limited = replace(model, imagined_env=replace(model.imagined_env, branch_steps=branch))
                 result = reinforce(self.run, self._imagined_env(folder, limited, policy), policy, folder)
                 stage.result = result | {

@@ -130,8 +130,9 @@ def evaluate_imagined(run: Run, spec: EnvSpec, start: Path) -> None:
         with run.stage(f"imagined_{name}") as stage:
             if not stage.pending:
                 continue
-            folder = Rounds(run, spec, settings, env=None).folder(0)
-            fitted = load_world_model(folder / WORLD_MODEL_FILE, run.device)
+            rounds = Rounds(run, spec, settings, env=None)
+            rounds.check_episodes(0, "held_out")
+            fitted = load_world_model(rounds.folder(0) / WORLD_MODEL_FILE, run.device)
             clips = open_clips_for(fitted, settings.stores, "held_out")
             env, starts = whole_episodes(
                 settings.model,

@@ -71,6 +71,11 @@ def open_clips_for(fitted: FittedWorldModel, stores: Sequence[Path], part: Part)
     return clips
 
 
+def outcomes_digest(clips: Iterable[ClipSampler]) -> str:
+    """sha256 of which episodes they hold, and of their outcomes."""
+    return hashlib.sha256("".join(part.outcomes() for part in clips).encode()).hexdigest()
+
+
 def recorded_limits(entries: Iterable[Entry]) -> dict[str, int]:
     """Control steps of the longest recorded episode of each task, by task, in the order of their first episodes."""
     limits: dict[str, int] = {}
@@ -200,11 +205,10 @@ def _fit_folder(
     """With what its models depend on; ``taken``: of a policy. WorldModelError where that differs."""
     settings = {name: value for name, value in flat_settings(config).items() if not name.startswith(USE_SETTINGS)}
     settings["imagined_env.reward_every"] = config.imagined_env.reward_every  # thresholds are set with it
-    episodes = hashlib.sha256("".join(part.outcomes() for part in clips).encode()).hexdigest()
     fitted_to = {
         "settings": settings,
         "seed": seed,
-        "episodes": episodes,
+        "episodes": outcomes_digest(clips),
         "start": start and start.sha256,
         "policy": taken,
     }
