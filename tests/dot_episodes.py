@@ -111,16 +111,17 @@ def exact_models() -> tuple[ConvFlow, RewardModel]:
     left one, with thresholds of .5; images are those of an untrained network, and do not count."""
     dynamics, reward_model = models()
     sums = 2 * ROBOT.state_dim + 1 + HORIZON * (ROBOT.action_dim + 1)  # of actions, in FlowWorldModel.conditioning
-    goal, head = reward_model.forecast.head[-1], reward_model.head
+    present = 2 * (reward_model.feature_dim - ROBOT.state_dim) + ROBOT.state_dim  # minus the gain times the state
+    layers = reward_model.forecast.head[-1], reward_model.head[0], reward_model.head[-1]
+    goal, hidden, logits = (layer for layer in layers if isinstance(layer, torch.nn.Linear))
     with torch.no_grad():
         dynamics.kinematics.linear.weight[0, sums] = 2.0
-        for layer in (goal, head[0], head[-1]):
+        for layer in (goal, hidden, logits):
             layer.weight.zero_()
             layer.bias.zero_()
-        present = 2 * (reward_model.feature_dim - ROBOT.state_dim) + ROBOT.state_dim  # minus the gain times the state
-        head[0].weight[0, present], head[0].bias[0] = -1 / GOAL_GAIN, 20.0  # far in the linear part of GELU
-        head[-1].weight[SUCCESS, 0], head[-1].bias[SUCCESS] = 4.0, -4.0 * (20 + SIZE - 4)
-        head[-1].weight[FAILED, 0], head[-1].bias[FAILED] = -4.0, 4.0 * (20 + 1)
+        hidden.weight[0, present], hidden.bias[0] = -1 / GOAL_GAIN, 20.0  # far in the linear part of GELU
+        logits.weight[SUCCESS, 0], logits.bias[SUCCESS] = 4.0, -4.0 * (20 + SIZE - 4)
+        logits.weight[FAILED, 0], logits.bias[FAILED] = -4.0, 4.0 * (20 + 1)
     return dynamics, reward_model
 
 
