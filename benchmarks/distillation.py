@@ -24,7 +24,7 @@ from sims.registry import make_env
 from vla_rl.bench.record import row, write_record
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config
-from vla_rl.runners.imagination import compare_success
+from vla_rl.runners.imagined_success import compare_success
 from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips
 from world_models.bundle import FittedWorldModel, load_world_model, save_world_model
 from world_models.data.clip import first_history

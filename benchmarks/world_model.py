@@ -36,7 +36,7 @@ from vla_rl.bench.record import write_record
 from vla_rl.config.experiment import Experiment, FromBundle
 from vla_rl.config.loader import load_config, save_config
 from vla_rl.runners.evaluate import evaluate_policy
-from vla_rl.runners.imagination import compare_success
+from vla_rl.runners.imagined_success import compare_success
 from vla_rl.runners.train import train
 from vla_rl.runners.world_model import WORLD_MODEL_FILE
 from vla_rl.runs.checkpoint import latest_checkpoint, load_checkpoint, load_tree

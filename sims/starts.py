@@ -1,11 +1,14 @@
-"""Start states whose seeds never coincide between demonstrations, training, validation and evaluation."""
+"""Start states whose seeds never coincide between demonstrations, training, validation and evaluation; and how often
+episodes may begin again."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import Literal
 
+from sims.errors import UserError
 from sims.vector_env import StartState
 
 Stream = Literal["demos", "train", "validation", "evaluation"]
@@ -45,3 +48,22 @@ class StartSequence:
                 last = index
             index += 1
         self.next_index = last + 1
+
+
+class Restarts:
+    """How often each episode began again because the simulator failed: one that crashes it would do so for ever."""
+
+    LIMIT = 3
+
+    def __init__(self) -> None:
+        self._count = Counter[tuple[int, int]]()
+
+    def add(self, starts: Sequence[StartState]) -> None:
+        """These begin again. UserError if one of them has done so ``LIMIT`` times."""
+        for start in starts:
+            self._count[start.task, start.seed] += 1
+            if self._count[start.task, start.seed] > self.LIMIT:
+                raise UserError(
+                    f"the simulator failed {self.LIMIT + 1} times in the episode of task {start.task} with seed "
+                    f"{start.seed}; what it wrote is in the messages above"
+                )

@@ -25,7 +25,7 @@ from vla_rl.cli.arguments import load_experiment
 from vla_rl.cli.main import main
 from vla_rl.config.experiment import Imitation
 from vla_rl.runners.checks import SpecOnly
-from vla_rl.runners.imagination import whole_episodes
+from vla_rl.runners.imagined_success import whole_episodes
 from vla_rl.runners.imitation import cloning_source, new_policy
 from vla_rl.runners.logs import recorded_spec
 from vla_rl.runners.reinforce import with_demonstrations

@@ -30,13 +30,15 @@ from vla_rl.config.imagination import ImaginationConfig, WorldModelConfig
 from vla_rl.config.loader import load_config, save_config
 from vla_rl.runners.checks import check_experiment
 from vla_rl.runners.evaluate import PolicyActor, run_episodes
-from vla_rl.runners.imagination import Rounds, compare_success
+from vla_rl.runners.imagination import Rounds
+from vla_rl.runners.imagined_success import compare_success
 from vla_rl.runners.logs import evaluate_imagined, recorded_spec
 from vla_rl.runners.world_model import (
     WORLD_MODEL_FILE,
     evaluate_world_model,
     fit_world_model,
     make_imagined_env,
+    no_action_path,
     open_clips,
     open_clips_for,
 )
@@ -165,6 +167,21 @@ def test_the_baseline_without_actions_is_the_one_of_the_setting(tmp_path: Path) 
     assert evaluate(ONE_STEP, tmp_path / "fit", stores)["no_action_hallucinated_success"] is None
     with pytest.raises(WorldModelError, match="no such world model; fit one with: vla-rl world-model fit"):
         evaluate(replace(ONE_STEP, no_action_steps=3), tmp_path / "fit", stores)
+
+
+def test_the_baseline_without_actions_sees_the_latents_of_the_world_model(tmp_path: Path) -> None:
+    """In the first round and in one whose world model is an earlier one, fitted further."""
+    short = {"batch_size": 4, "warmup": 1}
+    config = replace(ONE_STEP, dynamics=DIT, autoencoder_fit=AutoencoderFitConfig(steps=3, **short), no_action_steps=1)
+    few, more = (dot_episodes.store(tmp_path / name, count).path for name, count in (("few", 40), ("more", 50)))
+    fit_world_model(config, [few], tmp_path / "first", seed=0)
+    fit_world_model(config, [more], tmp_path / "second", seed=0, start=tmp_path / "first" / WORLD_MODEL_FILE)
+    for name in ("first", "second"):
+        fitted, baseline = (
+            load_world_model(path).dynamics.codec.state_dict()
+            for path in (tmp_path / name / WORLD_MODEL_FILE, no_action_path(tmp_path / name, 1))
+        )
+        assert all(torch.equal(fitted[key], baseline[key]) for key in fitted), name
 
 
 def test_the_seed_is_that_of_the_configuration_unless_another_is_given(tmp_path: Path) -> None:

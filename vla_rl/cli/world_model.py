@@ -87,7 +87,7 @@ class Evaluate(WorldModelCommand):
 
     def run(self) -> Result:
         from vla_rl.config.environments import NoSimulatorConfig, make_env
-        from vla_rl.runners.imagination import compare_success
+        from vla_rl.runners.imagined_success import compare_success
         from vla_rl.runners.world_model import evaluate_world_model
         from vla_rl.runs.run_dir import experiment_device
 

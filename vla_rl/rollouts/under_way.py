@@ -11,7 +11,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from sims.devices.crossing import crossing
-from sims.restarts import Restarts
+from sims.starts import Restarts
 from sims.vector_env import StartState
 from vla_rl.rollouts.experience import Experience, clear_invalid
 

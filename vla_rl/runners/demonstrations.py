@@ -22,8 +22,7 @@ from sims.devices.env_on_device import on_device
 from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
 from sims.registry import split_of
-from sims.restarts import Restarts
-from sims.starts import StartSequence
+from sims.starts import Restarts, StartSequence
 from sims.vector_env import DemonstratedEnv, EnvSpec, Expert, StartState, VectorEnv
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, Imitation

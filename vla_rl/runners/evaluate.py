@@ -33,8 +33,7 @@ from sims.registry import (
     under_protocol,
     with_split,
 )
-from sims.restarts import Restarts
-from sims.starts import StartSequence
+from sims.starts import Restarts, StartSequence
 from sims.vector_env import Observation, StartState, VectorEnv
 from vla_rl.config.controls import Control
 from vla_rl.config.environments import make_env

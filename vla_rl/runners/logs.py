@@ -19,7 +19,8 @@ from vla_rl.config.environments import NoSimulatorConfig
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.imagination import ImaginationConfig
 from vla_rl.runners.evaluate import evaluate_policy
-from vla_rl.runners.imagination import Reinforce, Rounds, missed, not_measured, refusal, ship, whole_episodes
+from vla_rl.runners.imagination import Reinforce, Rounds, missed, not_measured, refusal, ship
+from vla_rl.runners.imagined_success import whole_episodes
 from vla_rl.runners.imitation import recorded_robot
 from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips, open_clips_for, recorded_limits
 from vla_rl.runs.progress import console

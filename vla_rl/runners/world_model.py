@@ -180,17 +180,28 @@ def fit_world_model(
 def _fit_baseline(
     config: WorldModelConfig, clips: ClipSampler, robot: RobotSpec, directory: Path, *, seed: int, device: Device
 ) -> None:
-    """Fit dynamics that are not given the actions, unless it is done; saved with the world model's reward model,
-    because a world model file holds one.
+    """Fit dynamics that are not given the actions, unless it is done, in the latents of the world model; saved with its
+    reward model, because a world model file holds one.
     """
     path = no_action_path(directory, config.no_action_steps)
     if path.exists():
         return
     blind = replace(config.dynamics, actions=False)
     short = replace(config, fit=replace(config.fit, steps=config.no_action_steps), distill=None)
-    dynamics = fit_dynamics(short, blind, clips, robot, path.with_suffix(""), seed=seed, start=None, device=device)
-    reward_model, every = load_world_model(directory / WORLD_MODEL_FILE).reward_model, config.imagined_env.reward_every
-    save_world_model(dynamics, reward_model, path, reference_error=1.0, metrics={}, reward_every=every)
+    fitted, every = load_world_model(directory / WORLD_MODEL_FILE), config.imagined_env.reward_every
+    codec = fitted.dynamics.codec
+    dynamics = fit_dynamics(
+        short,
+        blind,
+        clips,
+        robot,
+        path.with_suffix(""),
+        seed=seed,
+        start=None,
+        device=device,
+        autoencoder=codec if isinstance(codec, Autoencoder) else None,
+    )
+    save_world_model(dynamics, fitted.reward_model, path, reference_error=1.0, metrics={}, reward_every=every)
 
 
 def _fit_folder(
@@ -229,14 +240,23 @@ def fit_dynamics(
     seed: int,
     start: FittedWorldModel | None,
     device: Device,
+    autoencoder: Autoencoder | None = None,
 ) -> FlowWorldModel:
-    """The dynamics after ``config.fit.steps``, distilled if asked for; resumed from checkpoints in ``directory``."""
+    """The dynamics after ``config.fit.steps``, distilled if asked for; resumed from checkpoints in ``directory``.
+
+    ``autoencoder``: whose weights it takes, without ``start``; None: it is fitted, in a latent model.
+    """
     torch.manual_seed(seed)
     dynamics = device.place(build_world_model(dynamics_config, robot))
     if start is None:
         with crossing("scales"):
             dynamics.fit_scales(*(part.to(dynamics.device) for part in clips.statistics()))
-        fit_autoencoder(config, dynamics, clips, directory.parent / "autoencoder", seed=seed)
+        if autoencoder is None:
+            fit_autoencoder(config, dynamics, clips, directory.parent / "autoencoder", seed=seed)
+        else:
+            assert isinstance(dynamics.codec, Autoencoder)  # as that of the same settings
+            with crossing("weights"):
+                dynamics.codec.load_state_dict(autoencoder.state_dict())
     else:
         check_robot(start.info, robot, what="the recorded robot")
         dynamics.load_state_dict(start.dynamics.state_dict())
@@ -254,7 +274,7 @@ def fit_dynamics(
 def fit_autoencoder(
     config: WorldModelConfig, dynamics: FlowWorldModel, clips: ClipSampler, directory: Path, *, seed: int
 ) -> None:
-    """Fit the autoencoder of a latent model unless it was loaded, then set its scales; the baseline shares it."""
+    """Fit the autoencoder of a latent model unless it was loaded, then set its scales."""
     codec = dynamics.codec
     if not isinstance(codec, Autoencoder):
         return

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from episodes.overlays import recorded_id
 from sims.devices.crossing import crossing
-from sims.restarts import Restarts
+from sims.starts import Restarts
 from sims.vector_env import StartState, Step, VectorEnv
 from world_models.data.clip_sampler import ClipSampler
 from world_models.world_model import WorldModelError
