@@ -165,7 +165,7 @@ class Drive(WorldModelCommand):
     it; until Ctrl-C. Prints an address with a token that works once."""
 
     episode: Count = 0
-    """number of the held-out episode to start from"""
+    """number of the held-out episode to start from; beside a simulator, among those that begin with their recording"""
     control: Annotated[Path, arg(metavar="CONFIG")] = Path("hg_dagger")
     """how a person drives, as for `vla-rl correct --config`: a YAML file, or the name of a packaged one"""
     port: Annotated[int, Interval(ge=0, le=65535)] = 0
