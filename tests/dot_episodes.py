@@ -19,11 +19,12 @@ from episodes.store import EpisodeStore
 from policies.compact_encoder import CompactEncoderConfig
 from policies.policy import RobotSpec
 from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_instructions
+from world_models.data.clip import FAILED, SUCCESS
 from world_models.data.clip_sampler import ClipSampler
 from world_models.data.keyframes import KeyframeConfig, Keyframes
 from world_models.imagined_env import ImaginedEnv, ImaginedEnvConfig
 from world_models.models.conv_flow import ConvFlow, ConvFlowConfig
-from world_models.reward_model import RewardModel, RewardModelConfig
+from world_models.reward_model import GOAL_GAIN, RewardModel, RewardModelConfig
 
 SIZE, HORIZON = 16, 4
 INSTRUCTION = "go right"
@@ -41,6 +42,13 @@ def image_of(position: float) -> np.ndarray:
     at = round(float(np.clip(position, 1, SIZE - 4)))
     image[6:10, at : at + 3] = (220, 30, 30)
     return np.stack([image, image[::-1]])
+
+
+def locate(images: torch.Tensor, instructions: Sequence[str]) -> torch.Tensor:
+    """Centers of the dots in [B, cameras, 16, 16, 3], [B, 2] in meters: a centimeter for each pixel."""
+    red = (images[:, 0, :, :, 0] > 170).float()
+    x = torch.einsum("bhw,w->b", red, torch.arange(float(SIZE))) / red.flatten(1).sum(1)
+    return torch.stack([0.01 * x, torch.zeros_like(x)], dim=1)
 
 
 def episode(
@@ -96,6 +104,25 @@ def models() -> tuple[ConvFlow, RewardModel]:
     """Untrained, the same weights at every call."""
     torch.manual_seed(0)
     return ConvFlow(DYNAMICS, ROBOT).eval(), RewardModel(REWARD_MODEL, ROBOT).eval()
+
+
+def exact_models() -> tuple[ConvFlow, RewardModel]:
+    """Predict the state exactly and classify it as the episodes do, success beyond the right edge, failed beyond the
+    left one, with thresholds of .5; images are those of an untrained network, and do not count."""
+    dynamics, reward_model = models()
+    sums = 2 * ROBOT.state_dim + 1 + HORIZON * (ROBOT.action_dim + 1)  # of actions, in FlowWorldModel.conditioning
+    present = 2 * (reward_model.feature_dim - ROBOT.state_dim) + ROBOT.state_dim  # minus the gain times the state
+    layers = reward_model.forecast.head[-1], reward_model.head[0], reward_model.head[-1]
+    goal, hidden, logits = (layer for layer in layers if isinstance(layer, torch.nn.Linear))
+    with torch.no_grad():
+        dynamics.kinematics.linear.weight[0, sums] = 2.0
+        for layer in (goal, hidden, logits):
+            layer.weight.zero_()
+            layer.bias.zero_()
+        hidden.weight[0, present], hidden.bias[0] = -1 / GOAL_GAIN, 20.0  # far in the linear part of GELU
+        logits.weight[SUCCESS, 0], logits.bias[SUCCESS] = 4.0, -4.0 * (20 + SIZE - 4)
+        logits.weight[FAILED, 0], logits.bias[FAILED] = -4.0, 4.0 * (20 + 1)
+    return dynamics, reward_model
 
 
 def imagined_env(

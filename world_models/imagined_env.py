@@ -122,7 +122,7 @@ class ImaginedEnv:
             first=self.reward_model.encode(clip.first, clip.first_state, clip.instruction),
             error=torch.zeros_like(elapsed, dtype=torch.float32),
             elapsed=elapsed,
-            limit=torch.maximum(limit, elapsed + 1),
+            limit=limit,
             num_noise=count,
             latent=history.current,
             robot_state=history.state,

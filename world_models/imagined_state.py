@@ -21,7 +21,7 @@ class ImaginedState(TensorDataclass):
 
     pending: actions executed since ``history``, the first ``num_pending`` of which count. first: the reward model's
     features of the episode's first observation. error: largest relative error estimate so far. elapsed: control steps
-    since the episode started, its recorded part included. limit: ``elapsed`` at which the episode is truncated.
+    since the episode started, its recorded part included. limit: from this ``elapsed`` on it is truncated.
     num_noise: noise frames used. predicted: whether ``latent`` and ``robot_state`` are of the present observation;
     otherwise it is ``history``'s, or it is not known yet what the pending actions lead to. A prediction is kept, since
     another one, made for other environments at once, would have other last bits.

@@ -30,6 +30,7 @@ from vla_rl.drive.session import DriveSession
 from vla_rl.runners.world_model import recorded_limits
 from world_models.bundle import FittedWorldModel, load_world_model, save_world_model
 from world_models.data.clip_sampler import ClipSampler
+from world_models.evaluation.action_sequences import startable
 from world_models.evaluation.divergence import Divergence, reference_image_difference
 from world_models.training.dynamics import DynamicsFit, DynamicsFitConfig
 from world_models.training.kinematics import KinematicsFit
@@ -112,6 +113,30 @@ def test_the_time_is_over_where_the_simulators_is(fitted: FittedWorldModel, clip
         assert session.ended == ""
         session.step(RawInput(deadman=True))
     assert session.moment(5)["ended"] == "the time is over"
+
+
+def test_parts_of_a_recording_start_where_the_simulator_can_be_reset_to(
+    fitted: FittedWorldModel, tmp_path: Path
+) -> None:
+    """Beside the simulator those that begin later start nothing; without it they all do."""
+    store = dot_episodes.store(tmp_path / "dots", 3)
+    first, second, _ = (entry.id for entry in store.entries())
+    for id in (first, second):
+        store.split(id, 3, author="anna")
+    clips = ClipSampler([store], action_horizon=4)
+    for env, count in ((dot_episodes.DotEnv(), 3), (None, 5)):
+        session = make_session(fitted, clips, env)
+        starts = startable(clips, env)
+        assert session.about()["episodes"] == len(starts) == count
+        for number, i in enumerate([*starts, starts[0]]):
+            session.begin(number)
+            assert session.about()["episode"] == number % count
+            assert torch.equal(session._imagined.moments[0].history.state[0], clips.clip(i, 0, 0).state[0])
+    for entry in store.select():
+        if entry.first == 0:
+            store.delete(entry.id, author="anna")
+    with pytest.raises(UserError, match="none of the 2 episodes begins where its recording does"):
+        make_session(fitted, ClipSampler([store], action_horizon=4), dot_episodes.DotEnv())
 
 
 class FailingEnv(dot_episodes.DotEnv):

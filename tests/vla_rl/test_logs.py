@@ -23,6 +23,7 @@ from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.cli.arguments import load_experiment
 from vla_rl.cli.main import main
+from vla_rl.cli.world_model import Drive, Evaluate, Fit, Imagine, WorldModelCommand
 from vla_rl.config.experiment import Imitation
 from vla_rl.runners.checks import SpecOnly
 from vla_rl.runners.imagined_success import whole_episodes
@@ -232,6 +233,19 @@ def test_held_out_episodes_are_in_no_replay(tmp_path: Path) -> None:
 
     assert all(shown("fit") + shown("calibration"))
     assert not any(shown("held_out"))
+
+
+@pytest.mark.parametrize("verb", [Fit, Evaluate, Imagine, Drive])
+def test_the_commands_take_the_episodes_that_training_takes(verb: type[WorldModelCommand], tmp_path: Path) -> None:
+    """From logs alone ``start.store``, unless others are given; with a simulator it holds demonstrations alone."""
+    logs, (arm, other, third) = Path("imagined_logs"), (tmp_path / name for name in ("arm", "other", "third"))
+    given, others = ("--start.store", str(arm)), ("--imagination.stores", f"[{other}]")
+    assert verb(config=logs, overrides=given).opened()[2] == (arm,)
+    assert verb(config=logs, overrides=(*given, *others)).opened()[2] == (other,)
+    assert verb(config=logs, overrides=(*given, *others), episodes=(third,)).opened()[2] == (third,)
+    for config, overrides in ((logs, ("--start.store", "null")), (Path("imagined_reach"), given)):
+        with pytest.raises(UserError, match="no episodes: give stores with --episodes, or as"):
+            verb(config=config, overrides=overrides).opened()
 
 
 @pytest.mark.parametrize(

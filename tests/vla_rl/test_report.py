@@ -154,6 +154,17 @@ def test_what_was_not_measured_and_what_tasks_hide_from_each_other_is_red(tmp_pa
         assert shown in text, shown
 
 
+@pytest.mark.parametrize(("stop", "limit", "color"), [(0.7, "0.80", "good"), (0.95, "0.95", "bad")])
+def test_an_auc_that_stops_the_training_is_red(tmp_path: Path, stop: float, limit: str, color: str):
+    """Also where ``min_success_auc`` admits it: the second round's is .93."""
+    run = make_imagined_run(tmp_path / "run")
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("{max_hall", f"{{stop_below_auc: {stop}, max_hall"))
+    html = write_report(run).read_text()
+    assert f'<td>AUC of imagined success</td><td class="n">&ge; {limit}</td>' in html
+    assert f'<span class="{color}">0.93</span>' in html
+
+
 def test_iterations_in_imagination_count(tmp_path: Path):
     run = make_imagined_run(tmp_path / "run")
     assert read_run(run).iterations == summarize(run).iterations == 10

@@ -16,6 +16,7 @@ from sims.errors import UserError
 from sims.numbers.statistics import THRESHOLD_LIMITS, rate_difference_within_tasks
 from sims.vector_env import StartState, Step
 from tests import dot_episodes
+from tests.dot_episodes import locate
 from world_models.data.clip_sampler import ClipSampler
 from world_models.evaluation.action_sequences import execute, recorded_sequences, startable, swapped_sequences
 from world_models.evaluation.evaluate import WorldModelEvaluation
@@ -28,13 +29,6 @@ from world_models.world_model import WorldModelError
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> ClipSampler:
     return ClipSampler([dot_episodes.store(tmp_path_factory.mktemp("dots") / "store", 24)], action_horizon=4)
-
-
-def locate(images: torch.Tensor, instructions: Sequence[str]) -> torch.Tensor:
-    """Center of the red pixels, a centimeter each."""
-    red = (images[:, 0, :, :, 0] > 170).float()
-    x = torch.einsum("bhw,w->b", red, torch.arange(16.0)) / red.flatten(1).sum(1)
-    return torch.stack([0.01 * x, torch.zeros_like(x)], dim=1)
 
 
 def test_a_model_that_repeats_the_start_is_as_good_as_a_copy(clips: ClipSampler) -> None:

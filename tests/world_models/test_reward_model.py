@@ -33,7 +33,7 @@ H = dot_episodes.HORIZON
 
 
 def test_shifted_images_keep_their_pixels(tmp_path: Path) -> None:
-    """Shifts are at most two pixels, edges repeat, and cameras and examples are shifted independently."""
+    """Shifts are at most two pixels, edges repeat; cameras, examples, rows and columns are shifted independently."""
     clips = ClipSampler([dot_episodes.store(tmp_path / "dots", 40)], action_horizon=H)
     dynamics, model = dot_episodes.models()
     fit = RewardModelFit(model, clips, imagine_observations(dynamics, clips, model.config, count=4, seed=0), seed=0)
@@ -45,6 +45,7 @@ def test_shifted_images_keep_their_pixels(tmp_path: Path) -> None:
     expected = torch.stack(torch.meshgrid(index, index, indexing="ij"), dim=-1) + by[:, :, None, None]
     torch.testing.assert_close(moved, expected.clamp(0, dot_episodes.SIZE - 1))
     assert sorted(by.unique().tolist()) == [-2, -1, 0, 1, 2]
+    assert len(by.flatten(0, 1).unique(dim=0)) == 5 * 5
 
 
 def test_it_learns_to_classify(tmp_path: Path) -> None:
@@ -67,6 +68,23 @@ def test_it_learns_to_classify(tmp_path: Path) -> None:
     status = model.classify(first, recorded.images, recorded.state, recorded.instruction, strict=False)
     assert not (status.success & status.failed).any()
     assert (status.success == (recorded.status == SUCCESS)).float().mean() > 0.9
+
+
+def test_goals_are_learned_from_successes_alone(tmp_path: Path) -> None:
+    """Where a failure ended is no goal."""
+    clips = ClipSampler([dot_episodes.store(tmp_path / "dots", 40)], action_horizon=H)
+    dynamics, model = dot_episodes.models()
+    model.config = dataclasses.replace(model.config, shift=0)
+    fit = RewardModelFit(model, clips, imagine_observations(dynamics, clips, model.config, count=4, seed=0), seed=0)
+    index = np.arange(len(clips))
+    _, won = clips.episode_ends(index)
+    won_alone, all_of_them, lost_alone = (
+        fit.loss(label_recorded(clips, part))[1]["goal_error"]
+        for part in (index[won.numpy()], index, index[~won.numpy()])
+    )
+    assert won_alone > 0
+    assert all_of_them == pytest.approx(won_alone)
+    assert lost_alone == 0
 
 
 def test_a_resumed_fit_is_the_same_fit(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class WorldModelCommand:
     config: Annotated[Positional[Path], arg(metavar="CONFIG")]
     """a YAML file with a section 'imagination', or the name of a packaged one such as imagined_reach"""
     episodes: tuple[Path, ...] = ()
-    """episode stores (default: imagination.stores of CONFIG)"""
+    """episode stores (default: imagination.stores of CONFIG, or start.store where it names no simulator)"""
     out: Path | None = None
     """folder of the world model (default: runs/<name of CONFIG>-world)"""
     seed: Seed | None = None
@@ -38,15 +38,20 @@ class WorldModelCommand:
 
     def opened(self) -> Opened:
         """(experiment, its settings of imagination, episode stores)"""
+        from vla_rl.runners.logs import given_stores
+
         experiment = load_experiment(self.config, self.overrides)
         if self.seed is not None:
             experiment = replace(experiment, seed=self.seed)
         settings = experiment.imagination
         if settings is None:
             raise UserError(f"{self.config} has no section 'imagination'; such as the packaged imagined_reach")
-        stores = self.episodes or settings.stores
+        stores = self.episodes or given_stores(experiment, settings)
         if not stores:
-            raise UserError("no episodes: give stores with --episodes, or as imagination.stores")
+            raise UserError(
+                "no episodes: give stores with --episodes, or as imagination.stores, or as start.store where sim.name "
+                "is none"
+            )
         return experiment, settings, stores
 
     def folder(self) -> Path:
@@ -160,7 +165,7 @@ class Drive(WorldModelCommand):
     it; until Ctrl-C. Prints an address with a token that works once."""
 
     episode: Count = 0
-    """number of the held-out episode to start from"""
+    """number of the held-out episode to start from; beside a simulator, among those that begin with their recording"""
     control: Annotated[Path, arg(metavar="CONFIG")] = Path("hg_dagger")
     """how a person drives, as for `vla-rl correct --config`: a YAML file, or the name of a packaged one"""
     port: Annotated[int, Interval(ge=0, le=65535)] = 0

@@ -21,6 +21,7 @@ from sims.vector_env import Observation, StartState, VectorEnv
 from vla_rl.runners.world_model import check_simulator
 from world_models.bundle import FittedWorldModel
 from world_models.data.clip_sampler import ClipSampler
+from world_models.evaluation.action_sequences import startable
 from world_models.evaluation.divergence import DIVERGED_M, Distance, Divergence
 from world_models.imagined_rollout import ImaginedRollout, recorded_start
 
@@ -43,8 +44,8 @@ class DriveSession:
     """An episode after the other, of ``clips``, each from the start of a recorded one. Not thread-safe.
 
     ``env``: the true simulator, which starts as when the episode was recorded; None: the imagined robot is alone.
-    ``limits``: control steps of each task's longest episode, by task. Nothing that is imagined ends an episode.
-    ``number``: of the episodes so far.
+    Parts of a recording that begin later start nothing there. ``limits``: control steps of each task's longest episode,
+    by task. Nothing that is imagined ends an episode. ``number``: of the episodes so far.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class DriveSession:
         *,
         limits: Mapping[str, int],
     ) -> None:
-        """UserError where the simulator has another robot or lacks a task of ``clips``."""
+        """UserError where the simulator has another robot, lacks a task of ``clips``, or none of them starts there."""
         self._fitted, self._clips, self._divergence, self.control = fitted, clips, divergence, control
         self.robot = fitted.info.robot
         self._env = None if env is None else on_device(env, HOST)
@@ -65,20 +66,28 @@ class DriveSession:
         self.number = 0
         if env is not None:
             check_simulator(fitted.info, clips, env.spec)
+        self._starts = startable(clips, env)
+        if not self._starts:
+            raise UserError(
+                f"none of the {len(clips.entries)} episodes begins where its recording does, so none can be started in "
+                "the simulator; give others, or set sim.name none"
+            )
 
     # -- what happens ----------------------------------------------------------------------------------------------
 
     def begin(self, episode: int) -> None:
-        """From the start of this episode of ``clips``; counted around."""
-        self.episode = episode % len(self._clips.entries)
-        entry, start = self._clips.entries[self.episode], recorded_start(self._clips, self.episode)
+        """From the start of this episode of those that can be started; counted around."""
+        self.episode = episode % len(self._starts)
+        index = self._starts[self.episode]
+        self._entry, start = self._clips.entries[index], recorded_start(self._clips, index)
         self._true: list[TrueMoment] = []
         if self._env is not None:
-            self._env.reset([0], start=[StartState(task=self._env.spec.tasks.index(entry.task), seed=entry.seed)])
+            task = self._env.spec.tasks.index(self._entry.task)
+            self._env.reset([0], start=[StartState(task=task, seed=self._entry.seed)])
             start = self._env.observe([0])
             self._true.append(self._true_moment(start, success=False, ended=""))
-        self._imagined = ImaginedRollout(self._fitted, start, seed=entry.seed)
-        self._actions: list[Action] = [self._clips.actions(self.episode)[0].numpy()]
+        self._imagined = ImaginedRollout(self._fitted, start, seed=self._entry.seed)
+        self._actions: list[Action] = [self._clips.actions(index)[0].numpy()]
         self._distances = [self._distance()]
         self._human = HumanInput(self.control, self.robot.action_dim)
         self._human.begin(self._actions[0])
@@ -129,8 +138,9 @@ class DriveSession:
     def _distance(self) -> Distance | None:
         if not self._true:
             return None
-        instruction = self._clips.entries[self.episode].instruction
-        return self._divergence.distance(self._true[-1].images, self._imagined.moments[-1].images, instruction)
+        return self._divergence.distance(
+            self._true[-1].images, self._imagined.moments[-1].images, self._entry.instruction
+        )
 
     # -- what is shown ---------------------------------------------------------------------------------------------
 
@@ -141,7 +151,7 @@ class DriveSession:
     @property
     def max_steps(self) -> int:
         """The time limit of the present episode's task."""
-        return self._limits[self._clips.entries[self.episode].task]
+        return self._limits[self._entry.task]
 
     @property
     def ended(self) -> str:
@@ -152,13 +162,12 @@ class DriveSession:
 
     def about(self) -> dict[str, Any]:
         """The episode, for the page."""
-        entry = self._clips.entries[self.episode]
         return {
             "type": "episode",
             "number": self.number,
             "episode": self.episode,
-            "episodes": len(self._clips.entries),
-            "instruction": entry.instruction,
+            "episodes": len(self._starts),
+            "instruction": self._entry.instruction,
             "rows": ["true", "imagined", "difference"] if self._true else ["imagined"],
             "cameras": list(self.robot.cameras),
             "control_hz": self.robot.control_hz,

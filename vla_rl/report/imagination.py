@@ -23,7 +23,7 @@ from vla_rl.report.run_data import Rate, Round, RunData, series
 from vla_rl.report.svg import percent
 from world_models.evaluation.evaluate import better_than_copy, deciding_auc
 
-THRESHOLDS = "max_hallucinated", "min_success_auc", "max_delta_success"
+THRESHOLDS = "max_hallucinated", "min_success_auc", "stop_below_auc", "max_delta_success"
 VALIDATED = {"validate_clone": "after cloning its successes", "validate": "after imagined training"}
 
 
@@ -61,18 +61,27 @@ def _evaluation(run: RunData) -> str:
     if not evaluated:
         return ""
     reports = list(evaluated.values())
-    thresholds = {name: run.settings.get(f"imagination.thresholds.{name}") for name in THRESHOLDS}
+    thresholds = _thresholds(run.settings)
     head = _row("", "threshold", [f"round {number}" for number in evaluated])
     note = (
         "On held-out recorded episodes. Red misses its threshold, or does not measure it, which halves the imagined "
-        "episodes (GRPO trains nothing then); of the AUCs the colored one counts. The AUC by the recorded images is "
-        "what the reward model reaches without the dynamics."
+        "episodes (GRPO and RECAP train nothing then); of the AUCs the colored one counts. The AUC by the recorded "
+        "images is what the reward model reaches without the dynamics."
     )
     table = "".join([head, *_figures(reports, thresholds)])
     return (
         '<div class="card"><h3>Evaluation of the world model</h3>'
         f'<div class="wide"><table>{table}</table></div><p class="note">{note}</p></div>'
     )
+
+
+def _thresholds(settings: Mapping[str, Any]) -> dict[str, float | None]:
+    """None: the configuration has none. ``min_success_auc``: at least the AUC below which nothing is trained."""
+    thresholds = {name: settings.get(f"imagination.thresholds.{name}") for name in THRESHOLDS}
+    least, stop = thresholds["min_success_auc"], thresholds["stop_below_auc"]
+    if least is not None and stop is not None:
+        thresholds["min_success_auc"] = max(least, stop)
+    return thresholds
 
 
 def _figures(reports: Sequence[Mapping[str, Any]], thresholds: Mapping[str, float | None]) -> list[str]:

@@ -67,17 +67,23 @@ def without_simulator(experiment: Experiment) -> bool:
 
 def log_settings(experiment: Experiment) -> ImaginationConfig:
     """The section imagination, with start.store for its stores where it names none. UserError without any."""
-    settings, start = experiment.imagination, experiment.start
+    settings = experiment.imagination
     if settings is None:
         raise UserError(
             "sim.name is none, and this needs a simulator: name one in section sim, or add a section imagination, "
             "in whose world model a policy is trained (docs/world-models.md)"
         )
-    given = (start.store,) if start.store is not None else ()
-    stores = settings.stores or given
+    stores = given_stores(experiment, settings)
     if not stores:
         raise UserError("sim.name is none: give recorded episodes as start.store or imagination.stores")
     return replace(settings, stores=stores)
+
+
+def given_stores(experiment: Experiment, settings: ImaginationConfig) -> tuple[Path, ...]:
+    """What a world model is fitted to before a run records anything: ``settings.stores``, and where these are none and
+    there is no simulator, start.store. Empty without any."""
+    store = experiment.start.store
+    return settings.stores or ((store,) if store is not None and without_simulator(experiment) else ())
 
 
 def recorded_spec(experiment: Experiment) -> EnvSpec:
