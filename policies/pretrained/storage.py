@@ -19,7 +19,9 @@ GB = 1e9
 class StorageConfig:
     """``where`` auto: on the device while all records of a rollout fit ``device_gb``, else in the host's memory while
     they fit ``host_gb``, else the observation is kept and encoded again in every epoch. A replay is always in the
-    host's memory, whatever the device has: of its records ``host_gb`` alone counts, and device means host."""
+    host's memory, whatever the device has: of its records ``host_gb`` alone counts, and device means host.
+    Each record counts once; there are two of each while a rollout is made into a batch, and one while it is learned
+    from."""
 
     where: Literal["auto", "device", "host", "recompute"] = "auto"
     device_gb: NonNegativeFloat = 8.0

@@ -30,7 +30,7 @@ from sims.vector_env import Step
 from tests.policies.pretrained.toy import OPENVLA_OFT
 from tests.reach_env import CorrectedReach, ReachEnv
 from tests.worlds import PointEnv
-from vla_rl.algorithms.clipped_update import ClippedUpdate
+from vla_rl.algorithms.clipped_update import ClippedUpdate, update_of
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig, with_advantages
 from vla_rl.algorithms.registry import build_algorithm
@@ -118,6 +118,15 @@ def test_an_entropy_bonus_is_refused_where_the_spread_is_not_trained(explore: Ke
 def test_an_entropy_bonus_is_refused_where_the_spread_is_frozen() -> None:
     with pytest.raises(UserError, match=r"algorithm\.update\.entropy_weight.*frozen"):
         learner(entropy_weight=0.1, frozen=("noise",))
+
+
+def test_an_algorithm_with_another_update_has_none_to_audit() -> None:
+    class Other:
+        def update(self) -> None: ...
+
+    assert update_of(Other()) is None and update_of(object()) is None
+    ppo = learner()
+    assert update_of(ppo) is ppo.update
 
 
 def corrected(person: list[int]) -> tuple[PPO, Experience]:

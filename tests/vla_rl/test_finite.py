@@ -17,10 +17,13 @@ from policies.bundle import BundleError, load_bundle, save_bundle
 from policies.denoising.policy import DenoisingPolicy
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import RobotSpec
+from policies.pretrained.storage import StorageConfig
+from policies.registry import build_policy
 from sims.chunk import step_chunk
 from sims.errors import RunFailure, UserError
 from sims.numbers.finite import NotFinite
 from sims.vector_env import StartState
+from tests.policies.small_configs import CONFIGS
 from tests.vla_rl.test_imitation import SMALL, demonstrations
 from tests.world_models.test_imagined_env import actions
 from tests.world_models.test_imagined_env import make as imagined_env
@@ -29,7 +32,9 @@ from vla_rl.algorithms.algorithm import Algorithm, Metrics
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.algorithms.update_settings import UpdateConfig
-from vla_rl.config.experiment import EvaluationConfig, Experiment
+from vla_rl.config.environments import NoSimulatorConfig
+from vla_rl.config.experiment import EvaluationConfig, Experiment, FromBundle
+from vla_rl.config.loader import save_config
 from vla_rl.rollouts.ahead import make_ahead
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.experience import Experience
@@ -169,7 +174,6 @@ def test_the_run_stops_with_the_name_and_resumes_exactly(
     assert "vla-rl train reach.yaml --resume" in message
     (kept,) = (halfway / "quarantine").glob("iteration_*.safetensors")
     assert f"vla-rl replay {kept}" in message
-    monkeypatch.setattr("vla_rl.runners.replay.make_env", lambda config: PointEnv(num_envs=4))
     replayed = replay(kept)
     assert replayed["batch"]
     if place == "gradient":  # it came from outside of the update
@@ -190,7 +194,6 @@ def test_an_update_is_repeated_from_any_folder_and_of_a_run_that_was_moved(
         patched.setattr(runner, "load_algorithm", load_disturbed("optimizer", VALUES["nan"]))
         with pytest.raises(RunFailure, match=NAMES["optimizer"]):
             reinforce(halfway.relative_to(tmp_path))
-    monkeypatch.setattr("vla_rl.runners.replay.make_env", lambda config: PointEnv(num_envs=4))
     (kept,) = halfway.rename(tmp_path / "moved").glob("quarantine/*.safetensors")
     (tmp_path / "other").mkdir()
     for cwd in (tmp_path, tmp_path / "other", kept.parent):
@@ -217,6 +220,33 @@ def test_the_update_of_a_stale_batch_is_repeated_with_the_weights_of_its_chunks(
         algorithm.iterate()
     record = {"batch": stopped.value.batch, "update": stopped.value.update}
     assert repeat_update(algorithm.update, algorithm.collector.collect(1), record) == str(stopped.value)
+
+
+@pytest.mark.parametrize("room_gb", [8.0, 0.0], ids=["prefixes", "observations"])
+def test_an_update_is_repeated_without_a_simulator(tmp_path: Path, room_gb: float) -> None:
+    """Of a run of logs alone too; a record of experience holds prefixes or observations, as there was room."""
+    env = PointEnv(num_envs=4)
+    torch.manual_seed(0)
+    storage = StorageConfig(device_gb=room_gb, host_gb=room_gb)
+    policy = build_policy(dataclasses.replace(CONFIGS["pi0"], storage=storage), RobotSpec.of(env.spec))
+    save_bundle(policy, tmp_path / "start")
+    update = dataclasses.replace(UPDATE, frozen=("encoder",))
+    config = PPOConfig(iterations=3, chunks=4, critic_warmup=0, update=update)
+    algorithm = PPO(config, policy, env, seed=0)
+    algorithm.iterate()
+    algorithm.update.optimizer.state[algorithm.update.parameters[0]]["exp_avg"].fill_(VALUES["nan"])
+    with pytest.raises(NotFinite) as stopped:
+        algorithm.iterate()
+    error, path = stopped.value, tmp_path / "quarantine" / "iteration_000001.safetensors"
+    path.parent.mkdir()
+    kept = {"quantity": error.quantity, "value": error.value, "where": error.where, "batch": error.batch}
+    save_tree(path, kept | {"update": error.update, "start": "start"})
+    start = FromBundle(path=tmp_path / "start")
+    experiment = Experiment(sim=NoSimulatorConfig(), start=start, algorithm=config, device="cpu")
+    save_config(experiment, tmp_path / "config.yaml")
+    replayed = replay(path)
+    assert replayed["batch"].keys() == error.batch.keys()
+    assert re.search(NAMES["optimizer"], replayed["reproduced"])
 
 
 def test_a_folder_is_not_what_is_replayed(tmp_path: Path) -> None:

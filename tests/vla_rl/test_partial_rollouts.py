@@ -117,6 +117,16 @@ def test_grpo_learns_from_episodes_of_older_weights() -> None:
     assert older and all(0.9 < one["effective_share"] <= 1 and one["behavior_kl"] > 0 for one in older)
 
 
+def test_a_state_copies_no_chunks() -> None:
+    """It is asked for before every iteration, and few are written."""
+    one = collector()
+    one.complete_groups(one.starts.take, size=2, share=0.25)
+    under_way = one._under_way
+    held = {tensor.data_ptr() for chunk in under_way._chunks for tensor in chunk.tensors()}
+    chunks = one.state_dict()["under_way"]["chunks"]
+    assert held and {tensor.data_ptr() for chunk in chunks for tensor in chunk} == held
+
+
 def test_adaptive_groups_wait_for_their_episodes() -> None:
     with pytest.raises(ValueError, match="complete_share below 1 needs start_rounds 1, got 2"):
         replace(GRPOConfig(complete_share=0.5), start_rounds=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -47,13 +47,6 @@ def _normalized(advantage: Float[Tensor, " B"], weight: Float[Tensor, " B"] | No
 
 def _gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
-
-
-@runtime_checkable
-class HasClippedUpdate(Protocol):
-    """An algorithm whose log-probs can be audited."""
-
-    update: ClippedUpdate
 
 
 class ClippedUpdate:
@@ -376,3 +369,9 @@ class ClippedUpdate:
             if part is not None:
                 part.load_state_dict(saved)
         restore_generator(self.generator, state["shuffle"])
+
+
+def update_of(algorithm: object) -> ClippedUpdate | None:
+    """Of an algorithm whose log-probs can be audited and whose gradients can be shared; others have none."""
+    update = getattr(algorithm, "update", None)
+    return update if isinstance(update, ClippedUpdate) else None

@@ -151,6 +151,7 @@ class GRPO(OnPolicy):
         with interruptible():
             groups = self._collect_groups()
         batch = Experience.cat([rollout.own_chunks() for rollout in groups.rollouts])
+        groups.rollouts.clear()  # the update needs the memory
         assert batch.weight is not None
         with collector.timer.section("learn"):
             metrics = self.update.run(

@@ -84,7 +84,13 @@ class PPO(OnPolicy):
         config, collector = self.config, self.collector
         with interruptible():
             rollout = collector.collect(config.chunks)
+        collected = {
+            "success": rollout.success_rate(),
+            "control_steps": float(rollout.control_steps()),
+            **reward_errors([rollout.reward_counts()]),
+        }
         batch = with_advantages(rollout, gamma=config.gamma, gae_lambda=config.gae_lambda, time_limit=config.time_limit)
+        del rollout  # the update needs the memory
         with collector.timer.section("learn"):
             metrics = self.update.run(
                 batch,
@@ -95,14 +101,7 @@ class PPO(OnPolicy):
         self.publish()
         if config.staleness and len(batch):
             metrics |= ages(self.iteration - 1 - batch.policy_version)
-        return {
-            **metrics,
-            **spread(batch),
-            "success": rollout.success_rate(),
-            "control_steps": float(rollout.control_steps()),
-            **reward_errors([rollout.reward_counts()]),
-            **collector.timer.take(),
-        }
+        return metrics | spread(batch) | collected | collector.timer.take()
 
 
 def _any_own(batch: Experience) -> bool:

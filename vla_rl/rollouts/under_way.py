@@ -28,7 +28,7 @@ class EpisodesUnderWay:
         self._begin = [0] * num_envs  # which of the chunks is an episode's first
         self._chunks: list[Experience] = []
         self._used: list[Tensor] = []  # [N] of each chunk: part of an episode
-        self._loaded: list[Tensor] = []  # chunks [T, N] of a saved state, until a new one says which tensor is what
+        self._loaded: list[list[Tensor]] = []  # chunks of a saved state, until a new one says which tensor is what
 
     @property
     def begun(self) -> bool:
@@ -44,10 +44,9 @@ class EpisodesUnderWay:
         """The next chunk of the environments that are alive. Returns those whose simulator failed: their episodes start
         again, what they gave is not used. UserError where that goes on (``Restarts``)."""
         if self._loaded:
-            saved = iter(self._loaded)
             with crossing("checkpoint"):
-                before = chunk.map(lambda tensor: next(saved).to(tensor.device))
-            self._chunks, self._loaded = [before[t] for t in range(len(self._used))], []
+                self._chunks = [_as(chunk, saved) for saved in self._loaded]
+            self._loaded = []
         failed = self.alive & ~valid
         again = failed.nonzero().flatten().tolist()
         for env_id in again:
@@ -91,16 +90,22 @@ class EpisodesUnderWay:
         self._begin = [max(0, begin - first) for begin in self._begin]
 
     def state_dict(self) -> dict[str, Any]:
-        loaded = self._loaded or ([] if not self._chunks else list(Experience.stack(self._chunks).tensors()))
+        """Of the tensors themselves: chunks never change, and a state is asked for before every iteration."""
         return {
             "starts": [None if start is None else asdict(start) for start in self.starts],
             "alive": self.alive.clone(),
             "begin": list(self._begin),
             "used": list(self._used),
-            "chunks": loaded,
+            "chunks": self._loaded or [list(chunk.tensors()) for chunk in self._chunks],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.starts = [None if start is None else StartState(**start) for start in state["starts"]]
         self.alive, self._begin = state["alive"].clone(), list(state["begin"])
         self._used, self._loaded, self._chunks = list(state["used"]), list(state["chunks"]), []
+
+
+def _as(chunk: Experience, saved: Iterable[Tensor]) -> Experience:
+    """The record of the ``saved`` tensors, which are those of another chunk like ``chunk``."""
+    tensors = iter(saved)
+    return chunk.map(lambda tensor: next(tensors).to(tensor.device))

@@ -18,7 +18,7 @@ from policies.policy import RobotSpec
 from sims.errors import UserError
 from sims.vector_env import EnvSpec, VectorEnv
 from vla_rl.algorithms.algorithm import Algorithm
-from vla_rl.algorithms.clipped_update import ClippedUpdate, HasClippedUpdate
+from vla_rl.algorithms.clipped_update import ClippedUpdate, update_of
 from vla_rl.algorithms.on_policy import OnPolicy
 from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.config.environments import make_env, make_shard_env
@@ -112,7 +112,7 @@ def rewarded_shard(experiment: Experiment, device: Device) -> VectorEnv:
 def place_learners(run: Run, env: VectorEnv, start: Path, algorithm: Algorithm) -> AbstractContextManager[object]:
     """Where the configuration has several learners, the processes beside this one, ended with the context."""
     experiment, config = run.experiment, run.experiment.cluster
-    update = algorithm.update if isinstance(algorithm, HasClippedUpdate) else None
+    update = update_of(algorithm)
     if config is None or config.learners == 1 or update is None:
         return nullcontext()
     device = run.device.device
@@ -134,9 +134,9 @@ def load_update(experiment: Experiment, spec: EnvSpec, bundle: Path, device: Dev
         own = torch.device("cuda", (device.device.index or 0) + rank)
         torch.cuda.set_device(own)
         device = replace(device, device=own)
-    algorithm = load_algorithm(experiment, SpecOnly(spec), bundle, device, Collector)
-    assert isinstance(algorithm, HasClippedUpdate)
-    return algorithm.update
+    update = update_of(load_algorithm(experiment, SpecOnly(spec), bundle, device, Collector))
+    assert update is not None
+    return update
 
 
 def load_algorithm(
@@ -158,10 +158,10 @@ def audit_run(run_dir: Path) -> list[StepDifference] | None:
     env = make_env(experiment.sim)
     try:
         algorithm = load_algorithm(experiment, env, bundle, experiment_device(experiment))
-        if not isinstance(algorithm, HasClippedUpdate):
+        if (update := update_of(algorithm)) is None:
             return None
         rollout = algorithm.collector.collect(2)  # the second chunk's memory is audited too
-        return algorithm.update.audit(rollout.valid_chunks())
+        return update.audit(rollout.valid_chunks())
     finally:
         env.close()
 

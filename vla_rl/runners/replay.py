@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from policies.bundle import load_bundle
+from policies.device import make_generator
+from policies.policy import Policy, RobotSpec
 from sims.errors import UserError
 from sims.numbers.finite import NotFinite, is_finite, named_tensors
-from vla_rl.algorithms.clipped_update import ClippedUpdate, HasClippedUpdate
-from vla_rl.config.environments import make_env
+from sims.vector_env import EnvSpec, Observation, encode_instructions
+from vla_rl.algorithms.clipped_update import ClippedUpdate, update_of
+from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.rollouts.experience import Experience
-from vla_rl.runners.reinforce import load_algorithm
+from vla_rl.runners.checks import SpecOnly
 from vla_rl.runs.checkpoint import load_tree
 from vla_rl.runs.run_dir import experiment_device, load_experiment, run_of
+
+FULL = 10**12  # records, for which there is room nowhere
 
 
 def replay(path: Path) -> dict[str, Any]:
@@ -38,20 +48,51 @@ def replay(path: Path) -> dict[str, Any]:
 def _repeat(path: Path, record: dict[str, Any]) -> str:
     folder = path.resolve().parent.parent
     experiment = load_experiment(run_of(folder) or folder)
-    env = make_env(experiment.sim)
-    try:
-        algorithm = load_algorithm(experiment, env, folder / record["start"], experiment_device(experiment))
-        if not isinstance(algorithm, HasClippedUpdate):
-            raise UserError(f"algorithm {experiment.algorithm.name} has no update that can be repeated alone")
-        return repeat_update(algorithm.update, algorithm.collector.collect(1), record)
-    finally:
-        env.close()
+    policy = load_bundle(folder / record["start"], device=experiment_device(experiment))
+    env = SpecOnly(_spec(policy.spec.robot))
+    update = update_of(build_algorithm(experiment.algorithm, policy, env, seed=experiment.seed))
+    if update is None:
+        raise UserError(f"algorithm {experiment.algorithm.name} has no update that can be repeated alone")
+    return repeat_update(update, _example(policy, record["batch"]), record)
+
+
+def _spec(robot: RobotSpec) -> EnvSpec:
+    """Of an environment that is not needed: nothing is simulated, and no robot moves, to repeat an update."""
+    sizes = {field.name: getattr(robot, field.name) for field in dataclasses.fields(robot)}
+    device = torch.device("cpu")
+    return EnvSpec(
+        name="none", num_envs=1, max_steps=1, tasks=("none",), device=device, fingerprint={}, can_capture=False, **sizes
+    )
+
+
+def _example(policy: Policy, batch: Mapping[str, Tensor]) -> Experience:
+    """A chunk of the policy that saw zeros, with what ``batch`` holds of an observation."""
+    robot = policy.spec.robot
+    images = torch.zeros(1, len(robot.cameras), *robot.image_size, 3, dtype=torch.uint8)
+    state, instruction = torch.zeros(1, robot.state_dim), encode_instructions(["none"])
+    obs = Observation(images=images, state=state, instruction=instruction).to(policy.device)
+    for records in (1, FULL):  # there was room for encoded observations, or not
+        policy.plan_storage(records)
+        with torch.no_grad():
+            context, _ = policy.encode(obs, policy.initial_state(1))
+            sample, inputs = policy.sample(context, make_generator(policy.device, 0)), policy.store(context)
+        zero, no = torch.zeros(1, device=policy.device), torch.zeros(1, device=policy.device, dtype=torch.bool)
+        whole = no.long()
+        example = Experience(
+            inputs=inputs, trace=sample.trace, log_prob=sample.log_prob, value=zero, next_value=zero, reward=zero,
+            num_executed=whole, terminated=no, truncated=no, success=no, valid=no, task=whole, policy_version=whole,
+            actor=whole,
+        )  # fmt: skip
+        if {f"inputs.{name}" for name, _ in named_tensors(inputs)} <= batch.keys():
+            break
+    return example
 
 
 def repeat_update(update: ClippedUpdate, example: Experience, record: dict[str, Any]) -> str:
     """The message of the update that ``record`` holds, "" if it is finite. ``example``: experience of the same kind."""
     batch = record["batch"]
     filled: dict[str, Any] = dict.fromkeys(("advantage", "value_target", "weight"), example.value)
+    filled |= {"true_success": example.success}
     filled |= {"proximal_log_prob": example.log_prob, "behavior_weight": example.value[..., None]}
     example = dataclasses.replace(example, **{name: value for name, value in filled.items() if name in batch})
     saved = iter([batch[name] for name, _ in named_tensors(example)])
