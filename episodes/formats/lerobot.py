@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import subprocess
@@ -42,9 +43,19 @@ def find_lerobot(root: Path) -> Iterator[Found]:
     if missing := [key for key in ("fps", "features", "data_path") if key not in info]:
         raise EpisodeError(f"{path} has no {', '.join(missing)}; download the data set again")
     packed = version.startswith("v3.")
-    data_set = _DataSet(root=root, info=info, tasks=_tasks(root, packed=packed), packed=packed)
-    for episode in _episodes(root, packed=packed):
-        yield Found(name=data_set.name(episode), load=functools.partial(data_set.recording, episode))
+    with _complete(root):
+        data_set = _DataSet(root=root, info=info, tasks=_tasks(root, packed=packed), packed=packed)
+        for episode in _episodes(root, packed=packed):
+            yield Found(name=data_set.name(episode), load=functools.partial(data_set.recording, episode))
+
+
+@contextlib.contextmanager
+def _complete(root: Path) -> Iterator[None]:
+    """EpisodeError in place of the KeyError of what meta/ lacks."""
+    try:
+        yield
+    except KeyError as error:
+        raise EpisodeError(f"{root}: its meta has no {error}, which is needed; download the data set again") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +72,10 @@ class _DataSet:
 
     def recording(self, episode: dict[str, Any]) -> Recording:
         """``episode``: its line of meta/episodes."""
+        with _complete(self.root):
+            return self._recording(episode)
+
+    def _recording(self, episode: dict[str, Any]) -> Recording:
         number = int(episode["episode_index"])
         places = self._places(episode)
         table = _parquet(self.root / self.info["data_path"].format(**places))
@@ -136,9 +151,10 @@ class _DataSet:
         self, key: str, episode: dict[str, Any], places: dict[str, Any], *, count: int
     ) -> UInt8[np.ndarray, "count height width 3"]:
         fields = places | {"video_key": key}
-        if self.packed:
-            fields |= {name: episode[f"videos/{key}/{name}"] for name in ("chunk_index", "file_index")}
-        path = self.root / self.info["video_path"].format(**fields)
+        with _complete(self.root):
+            if self.packed:
+                fields |= {name: episode[f"videos/{key}/{name}"] for name in ("chunk_index", "file_index")}
+            path = self.root / self.info["video_path"].format(**fields)
         first = round(float(episode.get(f"videos/{key}/from_timestamp", 0.0)) * self.info["fps"])
         height, width = _image_size(self.info["features"][key])
         return _read_frames(path, first=first, count=count, height=height, width=width)

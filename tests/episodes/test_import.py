@@ -486,6 +486,26 @@ def test_lerobot_s_column_of_actions_may_be_called_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "old", "new", "missing"),
+    [
+        ("meta/tasks.jsonl", "task_index", "index", "task_index"),
+        ("meta/episodes.jsonl", "episode_index", "index", "episode_index"),
+        ("meta/info.json", "episode_chunk", "part", "part"),
+        ("meta/info.json", '"dtype": "image"', '"kind": "image"', "dtype"),
+    ],
+)
+def test_what_the_meta_of_a_lerobot_data_set_lacks_is_named(
+    tmp_path: Path, name: str, old: str, new: str, missing: str
+) -> None:
+    root = lerobot_2(tmp_path / "pusht")
+    text = (root / name).read_text()
+    assert old in text
+    (root / name).write_text(text.replace(old, new))
+    with pytest.raises(EpisodeError, match=f"pusht: its meta has no '{missing}', which is needed"):
+        imported(root, tmp_path, cameras=TOP, **PIXELS)
+
+
+@pytest.mark.parametrize(
     ("name", "message"),
     [
         ("meta/info.json", r"meta/info.json is not a JSON object"),
