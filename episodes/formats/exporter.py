@@ -27,10 +27,8 @@ WRITERS: dict[ExportFormat, Callable[[Iterator[Episode], Path], object]] = {
 
 
 def export_episodes(store: EpisodeStore, path: Path, format: ExportFormat) -> dict[str, Any]:
-    """Every episode of ``store``, oldest first, with its labels; returns {episodes, steps, success_cut_off}.
+    """Every episode of ``store``, oldest first, with its labels; returns {episodes, steps}.
 
-    The last: how many count as successes, but the step that showed it was cut off. Success is exported by steps, so
-    whoever reads them takes them for failures.
     Raises EpisodeError where ``path`` exists and, but for mcap, where an episode was not observed at every control
     step or episodes differ in rate, cameras, image sizes or dimensions. ``path`` is made when all is written.
     """
@@ -40,21 +38,11 @@ def export_episodes(store: EpisodeStore, path: Path, format: ExportFormat) -> di
     if path.exists():
         raise EpisodeError(f"{path} exists; choose another --out")
     path.parent.mkdir(parents=True, exist_ok=True)
-    cut_off = []
-
-    def labelled() -> Iterator[Episode]:
-        for entry in entries:
-            episode = rewarded(store, entry)
-            if entry.success and not episode.succeeded:
-                cut_off.append(entry.id)
-            yield episode
-
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         unfinished = Path(folder) / path.name
-        WRITERS[format](labelled(), unfinished)
+        WRITERS[format]((rewarded(store, entry) for entry in entries), unfinished)
         unfinished.rename(path)
-    steps = sum(entry.steps for entry in entries)
-    return {"episodes": len(entries), "steps": steps, "success_cut_off": len(cut_off)}
+    return {"episodes": len(entries), "steps": sum(entry.steps for entry in entries)}
 
 
 def _alike(episodes: Iterable[Episode]) -> Iterator[Episode]:

@@ -62,7 +62,7 @@ def back(source: Path, folder: Path, mapping: ImportMapping) -> list[Episode]:
 )
 def test_an_exported_store_is_imported_as_it_was(tmp_path: Path, format: ExportFormat, mapping: ImportMapping) -> None:
     store, out = recorded(tmp_path / "store"), tmp_path / ("out.hdf5" if format == "robomimic" else "out")
-    assert export_episodes(store, out, format) == {"episodes": 3, "steps": 12, "success_cut_off": 0}
+    assert export_episodes(store, out, format) == {"episodes": 3, "steps": 12}
     again = back(out, tmp_path / "again", mapping)
     for episode, entry in zip(again, store.select(), strict=True):
         original = store.read(entry.id)
@@ -128,7 +128,7 @@ def test_success_and_rewards_of_an_export_agree_with_the_labels(tmp_path: Path) 
     store.label(failed, "success", False, author="test")
     store.label(later, "success_from", 3, author="test")
     store.split(split, 2, author="test")  # its success is in the second part
-    assert export_episodes(store, tmp_path / "out", "lerobot-images")["success_cut_off"] == 1
+    export_episodes(store, tmp_path / "out", "lerobot-images")
     table = parquet.read_table(tmp_path / "out/data/chunk-000/file-000.parquet").to_pydict()
     number = np.array(table["episode_index"])
     assert [np.array(table["next.success"])[number == e].astype(int).tolist() for e in range(4)] == [
@@ -137,18 +137,6 @@ def test_success_and_rewards_of_an_export_agree_with_the_labels(tmp_path: Path) 
     assert [np.array(table["next.reward"])[number == e].tolist() for e in range(4)] == [
         [0, 0, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 0], [0, 0, 1, 0],
     ]  # fmt: skip
-
-
-def test_successes_that_an_export_cannot_show_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A trimmed demonstration counts as a success in the store, but none of the steps that are left shows it."""
-    with EpisodeStore(tmp_path / "store", create=True) as store:
-        store.trim(store.add(make_episode(steps=10)), 2, 9, author="test")
-        store.add(make_episode(steps=10, seed=1))
-        assert [entry.success for entry in store.select()] == [True, True]
-    main(["data", "export", str(tmp_path / "store"), "--to", "robomimic", "--out", str(tmp_path / "out.hdf5")])
-    assert "1 of them are successes whose end was cut off" in capsys.readouterr().out
-    with h5py.File(tmp_path / "out.hdf5") as file:
-        assert [bool(file[f"data/demo_{number}/rewards"][:].any()) for number in range(2)] == [False, True]
 
 
 @pytest.mark.parametrize("format", ["robomimic", "lerobot-images"])
@@ -225,7 +213,7 @@ def test_an_export_that_fails_leaves_nothing_under_its_name(tmp_path: Path, form
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store, out = recorded(tmp_path / "store"), str(tmp_path / "out.hdf5")
     main(["data", "export", str(store.path), "--to", "robomimic", "--out", out, "--json"])
-    assert json.loads(capsys.readouterr().out) == {"episodes": 3, "steps": 12, "success_cut_off": 0}
+    assert json.loads(capsys.readouterr().out) == {"episodes": 3, "steps": 12}
     with pytest.raises(SystemExit) as stopped:
         main(["data", "export", str(store.path)])
     assert stopped.value.code == 2

@@ -69,5 +69,5 @@ def test_a_store_is_exported_with_episodes_that_were_observed_at_some_steps_only
     store = EpisodeStore(tmp_path / "store", create=True)
     episode = make_episode(steps=6, every=4)
     store.add(episode)
-    assert export_episodes(store, tmp_path / "out", "mcap") == {"episodes": 1, "steps": 6, "success_cut_off": 0}
+    assert export_episodes(store, tmp_path / "out", "mcap") == {"episodes": 1, "steps": 6}
     assert [path.name for path in (tmp_path / "out").iterdir()] == [f"{episode.id}.mcap"]

@@ -138,7 +138,6 @@ def test_bench_peers_says_what_it_needs(
         ("reward fit STORE --sim quickstart --policy b", "reward fit takes no --sim"),
         ("reward fit STORE --explore --episodes 3", "reward fit takes no --explore"),
         ("reward evaluate FOLDER --out there", "reward evaluate takes no --out"),
-        ("reward evaluate FOLDER --stores S --sim reach --seed 3", "--sim, --seed are of the simulator"),
         ("sims list robosuite", "sims list takes no robosuite"),
         ("bench store --device cpu", "bench store takes no --device; it is an option of bench train"),
     ],

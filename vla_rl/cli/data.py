@@ -163,7 +163,4 @@ class Export:
         from episodes.store import EpisodeStore
 
         result = export_episodes(EpisodeStore(self.path), self.out, self.to)
-        said = f"{self.out}: {result['episodes']} episodes of {result['steps']} steps written"
-        if result["success_cut_off"]:
-            said += f"; {result['success_cut_off']} of them are successes whose end was cut off: without it, failures"
-        return Result(result, said)
+        return Result(result, f"{self.out}: {result['episodes']} episodes of {result['steps']} steps written")

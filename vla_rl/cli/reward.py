@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -106,21 +106,12 @@ class Evaluate:
         report = self._report()
         return Result(report, _summary(report))
 
-    def _check_options(self) -> None:
-        """UserError where an option is given that is not read: those of the simulator beside --stores."""
-        of_simulator = ("sim", "policy", "episodes", "explore", "seed")
-        given = [one.name for one in fields(self) if one.name in of_simulator and vars(self)[one.name] != one.default]
-        if self.stores and given:
-            names = ", ".join(f"--{name}" for name in given)
-            raise UserError(f"{names} are of the simulator, not of --stores: leave out one or the other")
-
     def _report(self) -> dict[str, Any]:
         from policies.device import select_device
         from vla_rl.rewards.bundle import tells_progress
         from vla_rl.runners.progress import assess_progress_stores, assess_reward
         from vla_rl.runners.reward import assess_stores, compare_with_truth
 
-        self._check_options()
         path, device = self.path, select_device(self.device)
         fitted = path.is_dir()
         if fitted and self.overrides:
