@@ -95,7 +95,8 @@ class _DataSet:
 
         def read(key: str) -> np.ndarray:
             if features[key] == "video":
-                return self._video(key, episode, places, count=len(rows))
+                with _complete(self.root):
+                    return self._video(key, episode, places, count=len(rows))
             values = [table[key][row] for row in rows]
             if features[key] == "image":
                 values = [_decode_image(value, self.root) for value in values]
@@ -151,10 +152,9 @@ class _DataSet:
         self, key: str, episode: dict[str, Any], places: dict[str, Any], *, count: int
     ) -> UInt8[np.ndarray, "count height width 3"]:
         fields = places | {"video_key": key}
-        with _complete(self.root):
-            if self.packed:
-                fields |= {name: episode[f"videos/{key}/{name}"] for name in ("chunk_index", "file_index")}
-            path = self.root / self.info["video_path"].format(**fields)
+        if self.packed:
+            fields |= {name: episode[f"videos/{key}/{name}"] for name in ("chunk_index", "file_index")}
+        path = self.root / self.info["video_path"].format(**fields)
         first = round(float(episode.get(f"videos/{key}/from_timestamp", 0.0)) * self.info["fps"])
         height, width = _image_size(self.info["features"][key])
         return _read_frames(path, first=first, count=count, height=height, width=width)
