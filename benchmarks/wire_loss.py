@@ -19,12 +19,12 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.robot import ROBOT, evaluate, simulated, success_row
+from episodes.formats.images import fit_image
 from policies.bundle import load_bundle, read_bundle_info
 from real_robot.control.chunk_scheduler import ChunkingConfig
 from real_robot.control.embodiment import Embodiment
 from real_robot.control.loop import Action, ControlLoop
 from real_robot.control.trajectory import Trajectory
-from real_robot.images import fit_image
 from real_robot.robot_file import load_robot
 from real_robot.ros.fake_arm.cameras import DETAIL
 from real_robot.ros.fake_arm.physics import JOINT_HZ, TabletopArm

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float, Float32, UInt8
 
 from episodes.catalog import Entry
+from episodes.formats.images import fit_image
 from episodes.formats.recording import Found, ImportMapping, Recording
 from episodes.formats.registry import find_recordings
 from episodes.formats.success import are_flags, successes
@@ -230,20 +231,11 @@ def _images(recording: Recording, key: str, mapping: ImportMapping) -> UInt8[np.
 def resize(
     images: UInt8[np.ndarray, "L height width 3"], size: tuple[int, int]
 ) -> UInt8[np.ndarray, "L new_height new_width 3"]:
-    """Scaled to fit ``size`` (height, width) without distortion, averaged, in the middle of black borders."""
-    from PIL import Image
-
-    height, width = images.shape[1:3]
-    if (height, width) == size:
+    """As an arm's images are before a policy sees them: the largest crop in the middle that has the proportions of
+    ``size`` (height, width), scaled."""
+    if images.shape[1:3] == size:
         return images
-    scale = min(size[0] / height, size[1] / width)
-    inner = max(1, round(height * scale)), max(1, round(width * scale))
-    top, left = (size[0] - inner[0]) // 2, (size[1] - inner[1]) // 2
-    out = np.zeros((len(images), *size, 3), dtype=np.uint8)
-    for image, target in zip(images, out, strict=True):
-        scaled = Image.fromarray(image).resize(inner[::-1], Image.Resampling.BILINEAR)
-        target[top : top + inner[0], left : left + inner[1]] = np.asarray(scaled)
-    return out
+    return np.stack([fit_image(image, size).numpy() for image in images])
 
 
 def _limits(

@@ -43,11 +43,20 @@ def find_lerobot(root: Path) -> Iterator[Found]:
     if missing := [key for key in ("fps", "features", "data_path") if key not in info]:
         raise EpisodeError(f"{path} has no {', '.join(missing)}; download the data set again")
     packed = version.startswith("v3.")
-    tasks = _tasks(root, packed=packed)
-    with contextlib.closing(VideoFrames()) as videos:
+    with _complete(root), contextlib.closing(VideoFrames()) as videos:
+        tasks = _tasks(root, packed=packed)
         data_set = _DataSet(root=root, info=info, tasks=tasks, packed=packed, videos=videos)
         for episode in _episodes(root, packed=packed):
             yield Found(name=data_set.name(episode), load=functools.partial(data_set.recording, episode))
+
+
+@contextlib.contextmanager
+def _complete(root: Path) -> Iterator[None]:
+    """EpisodeError in place of the KeyError of what meta/ lacks."""
+    try:
+        yield
+    except KeyError as error:
+        raise EpisodeError(f"{root}: its meta has no {error}, which is needed; download the data set again") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +74,10 @@ class _DataSet:
 
     def recording(self, episode: dict[str, Any]) -> Recording:
         """``episode``: its line of meta/episodes."""
+        with _complete(self.root):
+            return self._recording(episode)
+
+    def _recording(self, episode: dict[str, Any]) -> Recording:
         number = int(episode["episode_index"])
         places = self._places(episode)
         table = _parquet(self.root / self.info["data_path"].format(**places))
@@ -84,7 +97,8 @@ class _DataSet:
 
         def read(key: str) -> np.ndarray:
             if features[key] == "video":
-                return self._video(key, episode, places, count=len(rows))
+                with _complete(self.root):
+                    return self._video(key, episode, places, count=len(rows))
             values = [table[key][row] for row in rows]
             if features[key] == "image":
                 values = [_decode_image(value, self.root) for value in values]

@@ -38,8 +38,9 @@ class ImportMapping:
     ``task``, ``instruction``, ``control_hz``: used instead of the recording's, or where it has none.
     ``action_low``, ``action_high``: actions of the recording that become -1 and 1; one number or one per dimension.
     ``orientation``: images of OpenGL cameras may be "upside_down" (row 0 at the bottom); "half_turn" rotates them by
-    180 degrees, as LIBERO's benchmark does with its own. ``image_size``: (height, width) of all cameras; images keep
-    their proportions and are padded with black. None: as recorded. ``success``: see ``success.successes``.
+    180 degrees, as LIBERO's benchmark does with its own. ``image_size``: (height, width) of all cameras; images are
+    cropped to its proportions in the middle, as an arm's are. None: as recorded. ``success``: see
+    ``success.successes``.
     """
 
     cameras: Mapping[str, str] = field(default_factory=dict)

@@ -27,10 +27,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from episodes.formats.images import fit_image
 from real_robot.control.loop import ControlLoop
 from real_robot.control.thread import ControlThread
 from real_robot.control.trajectory import Trajectory
-from real_robot.images import fit_image, reading_images
+from real_robot.images import reading_images
 from real_robot.lerobot.devices import DeviceThread
 from real_robot.robot_file import Robot, RobotError
 from real_robot.safety.commands import Measurement, PathPoint, SafeCommand

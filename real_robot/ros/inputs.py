@@ -15,8 +15,9 @@ from rclpy.node import Node
 from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import Bool
 
+from episodes.formats.images import fit_image
 from real_robot.control.mobile_base import BaseOdometry, yaw_of
-from real_robot.images import fit_image, reading_images
+from real_robot.images import reading_images
 from real_robot.robot_file import Controller, Robot, RosSection
 from real_robot.ros.messages import LatestMessage, monotonic_s, nanoseconds, ros_type
 from real_robot.safety.commands import Measurement

@@ -10,10 +10,10 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from episodes.formats.images import fit_image
 from policies.denoising.guidance import guidance_weights
 from policies.policy import GuidedPolicy, Policy, PolicySpec
 from real_robot.control.chunk_scheduler import ChunkingMethod
-from real_robot.images import fit_image
 from real_robot.serving.protocol import PROTOCOL, ActRequest, Hello
 from sims.devices.crossing import crossing
 from sims.tensor_dataclass import TensorDataclass

@@ -24,13 +24,13 @@ from PIL import Image
 from playwright.sync_api import Browser
 from websockets.sync.client import ClientConnection
 
+from episodes.formats.images import fit_image
 from episodes.schema import HUMAN, POLICY, Episode
 from episodes.store import EpisodeStore
 from policies.bundle import save_bundle
 from policies.policy import RobotSpec
 from real_robot.corrections.arm import ArmEnv
 from real_robot.corrections.server import CorrectionServer
-from real_robot.images import fit_image
 from real_robot.lerobot.arm import LeRobotArm, LeRobotConnection
 from real_robot.robot_file import RobotError, load_robot
 from tests.browser import needs_chromium, wait_until

@@ -21,7 +21,8 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from episodes.formats.importer import import_episodes
+from episodes.formats.images import fit_image
+from episodes.formats.importer import import_episodes, resize
 from episodes.formats.recording import ImportMapping
 from episodes.formats.success import parse_success
 from episodes.formats.video_frames import VideoFrames
@@ -224,13 +225,17 @@ def test_a_rule_names_a_key_of_the_recording(tmp_path: Path) -> None:
         imported(source, tmp_path, **fits, success=parse_success("robot0_eef_pos[3]>=1"))
 
 
-def test_images_are_resized_in_proportion_and_padded(tmp_path: Path) -> None:
-    """16 x 24, the upper half black, to 32 x 32: 21 rows between borders of 5 and 6."""
+def test_images_are_resized_as_an_arm_s_are(tmp_path: Path) -> None:
+    """16 x 24, the upper half black, to 32 x 32: the middle 16 columns, without borders; a policy acts on the same."""
     (first, _) = imported(lerobot_2(tmp_path / "pusht"), tmp_path, cameras=TOP, **PIXELS, image_size=(32, 32))
     assert first.images["top"].shape == (5, 32, 32, 3)
     rows = first.images["top"][1].mean((1, 2))
-    assert (rows[:14] == 0).all() and (rows[-6:] == 0).all()
-    np.testing.assert_allclose(rows[18:26], 100, atol=1)
+    assert (rows[:14] == 0).all()
+    np.testing.assert_allclose(rows[18:], 100, atol=1)
+    source = np.random.default_rng(0).integers(0, 256, (2, 30, 40, 3), dtype=np.uint8)
+    for size in ((16, 16), (30, 40), (12, 32)):
+        expected = [fit_image(image, size).numpy() for image in source]
+        np.testing.assert_array_equal(resize(source, size), expected)
 
 
 def test_seeds_of_several_imports_into_one_store_differ(tmp_path: Path) -> None:
@@ -480,6 +485,26 @@ def test_lerobot_s_column_of_actions_may_be_called_so(tmp_path: Path) -> None:
     parquet.write_table(table.drop_columns(["action"]), path)
     with pytest.raises(EpisodeError, match=r"columns action or actions .*; there are episode_index, task_index, obs"):
         imported(root, tmp_path / "other", **PIXELS)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "missing"),
+    [
+        ("meta/tasks.jsonl", "task_index", "index", "task_index"),
+        ("meta/episodes.jsonl", "episode_index", "index", "episode_index"),
+        ("meta/info.json", "episode_chunk", "part", "part"),
+        ("meta/info.json", '"dtype": "image"', '"kind": "image"', "dtype"),
+    ],
+)
+def test_what_the_meta_of_a_lerobot_data_set_lacks_is_named(
+    tmp_path: Path, name: str, old: str, new: str, missing: str
+) -> None:
+    root = lerobot_2(tmp_path / "pusht")
+    text = (root / name).read_text()
+    assert old in text
+    (root / name).write_text(text.replace(old, new))
+    with pytest.raises(EpisodeError, match=f"pusht: its meta has no '{missing}', which is needed"):
+        imported(root, tmp_path, cameras=TOP, **PIXELS)
 
 
 @pytest.mark.parametrize(

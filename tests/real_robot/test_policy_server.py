@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from episodes.formats.images import fit_image
 from policies.denoising.kernels import DDIMConfig, DDPMConfig
 from policies.denoising.objectives import DiffusionConfig
-from real_robot.images import fit_image
 from real_robot.serving.backends import PolicyBackend
 from real_robot.serving.client import Answer, PolicyClient
 from real_robot.serving.protocol import ActRequest, Chunk, Hello, Refused, WireError, pack, pack_map, unpack, unpack_map

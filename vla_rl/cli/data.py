@@ -110,7 +110,7 @@ class Import:
     orientation: Literal["as_recorded", "upside_down", "half_turn"] = "as_recorded"
     """how the recording's images are oriented, relative to the simulator's"""
     image_size: Annotated[tuple[PositiveInt, PositiveInt] | None, arg(metavar="HEIGHT WIDTH")] = None
-    """of all cameras, in pixels; images keep their proportions, borders are black (default: as recorded)"""
+    """of all cameras, in pixels; images are cropped to these proportions, as an arm's (default: as recorded)"""
     success: str = "recorded"
     """recorded (without rewards: at the end), end, none, or a rule such as next.reward>=0.95"""
     skip_bad: bool = False

@@ -12,12 +12,12 @@ from lerobot.policies.pretrained import PreTrainedPolicy
 from lerobot.utils.constants import OBS_IMAGES, OBS_STATE
 from torch import Tensor
 
+from episodes.formats.images import fit_image
 from lerobot_policy_vla_rl.arm_values import ArmValues
 from lerobot_policy_vla_rl.configuration_vla_rl import VlaRlConfig
 from policies.bundle import BundleError, load_bundle
 from policies.device import make_generator, select_device
 from policies.policy import Policy
-from real_robot.images import fit_image
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, encode_instructions
 
