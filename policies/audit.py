@@ -67,6 +67,7 @@ def audit_log_prob(
             f"stochastic step {worst.step}: recomputed log-prob differs from the rollout's by up to {worst.max:.3g} "
             f"nats (mean {worst.mean:.3g}, tolerance {tolerance:g}); worst first: "
             + ", ".join(f"step {row.step} {row.max:.3g}" for row in sorted(report, key=lambda row: -row.max)[:4])
-            + ". Sampling and scoring must use the same time grid, std, weights and precision."
+            + ". Sampling and scoring must use the same time grid, std, weights and precision, and an environment must "
+            "not change observations that it has given (vla-rl sims verify NAME)."
         )
     return report

@@ -184,7 +184,10 @@ class VectorEnv(Protocol):
         ...
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
-        """Present, of the n ``env_ids`` (default: all): shapes [n, ...]. Images are rendered here only."""
+        """Present, of the n ``env_ids`` (default: all): shapes [n, ...]. Images are rendered here only.
+
+        A copy, which later steps leave as it is: rollouts keep what they saw.
+        """
         ...
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
