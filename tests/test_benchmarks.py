@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+import argparse
+import json
+from pathlib import Path
 
+import pytest
+import torch
+
+from benchmarks import policies_learning
 from benchmarks.interruptions import says_that_the_disk_is_full
+from benchmarks.policy_families import T_95, check_seeds, t_interval
+from policies.device import CPU, Device
+from sims.errors import UserError
 
 FULL = "vla-rl: disk full ([Errno 28]); what was written completely is intact."
 
@@ -22,3 +31,30 @@ FULL = "vla-rl: disk full ([Errno 28]); what was written completely is intact."
 )
 def test_what_a_run_says_about_a_full_disk(message: str, clear: bool) -> None:
     assert says_that_the_disk_is_full(message) == clear
+
+
+def test_t_intervals() -> None:
+    """Of .5 and .7, whose standard deviation is .1414: .6 with 12.71 * .1 to either side."""
+    assert t_interval([0.5, 0.7]) == pytest.approx([0.6 - 1.271, 0.6 + 1.271])
+    assert t_interval([0.5] * 10) == [0.5, 0.5]
+    assert t_interval([0.5]) is None
+
+
+def test_more_seeds_than_there_are_intervals_for_are_refused() -> None:
+    check_seeds(argparse.ArgumentParser(), range(max(T_95)))
+    with pytest.raises(SystemExit):
+        check_seeds(argparse.ArgumentParser(), range(max(T_95) + 1))
+
+
+def test_what_a_cpu_has_trained_is_not_taken_for_a_gpu_s(tmp_path: Path) -> None:
+    cuda = Device(device=torch.device("cuda", 0))
+    assert policies_learning.folder_on(CPU, tmp_path) == tmp_path
+    assert policies_learning.folder_on(cuda, tmp_path) == tmp_path / "cuda"
+
+
+def test_a_run_of_other_iterations_is_not_taken_for_the_one_that_is_asked_for(tmp_path: Path) -> None:
+    found = {"seed": 0, "before": 0.5, "after": 0.6, "curve": [0.5, 0.6]}
+    (tmp_path / "pi0-0.json").write_text(json.dumps(found))
+    assert policies_learning.run("pi0", 0, 2, tmp_path, CPU) == found
+    with pytest.raises(UserError, match="is of 2 iterations, not 120"):
+        policies_learning.run("pi0", 0, 120, tmp_path, CPU)
