@@ -10,11 +10,15 @@ import pytest
 import torch
 
 from benchmarks import policies_learning
+from benchmarks.imagination_baselines import real_episodes
 from benchmarks.interruptions import says_that_the_disk_is_full
 from benchmarks.policy_families import T_95, check_seeds, t_interval
 from policies.device import CPU, Device
 from sims.errors import UserError
+from vla_rl.config.experiment import Experiment
+from vla_rl.config.loader import load_config
 
+CONFIGS = Path(__file__).parents[1] / "configs"
 FULL = "vla-rl: disk full ([Errno 28]); what was written completely is intact."
 
 
@@ -58,3 +62,14 @@ def test_a_run_of_other_iterations_is_not_taken_for_the_one_that_is_asked_for(tm
     assert policies_learning.run("pi0", 0, 2, tmp_path, CPU) == found
     with pytest.raises(UserError, match="is of 2 iterations, not 120"):
         policies_learning.run("pi0", 0, 120, tmp_path, CPU)
+
+
+@pytest.mark.parametrize(("every", "validations"), [(6, 3), (3, 5), (1, 13)])
+def test_what_is_spent_without_a_world_model_counts_every_validation(every: int, validations: int) -> None:
+    experiment = load_config(Experiment, CONFIGS / "imagined_drawer.yaml", [f"--imagination.imagine_every={every}"])
+    assert real_episodes(experiment) == 6 * 100 + validations * experiment.evaluation.validation_episodes
+
+
+def test_a_configuration_that_clones_no_successes_is_refused_before_it_runs() -> None:
+    with pytest.raises(UserError, match=r"has no imagination\.clone_successes"):
+        real_episodes(load_config(Experiment, CONFIGS / "imagined_pick.yaml", []))
