@@ -3,8 +3,8 @@
     python -m benchmarks.imagination_baselines --config configs/imagined_drawer.yaml --seeds 0 1 2
 
 The whole configuration records real episodes in rounds, clones their successes after each, trains in a world model
-that is fitted to all of them, and validates three policies. Beside it the last of its clones, and all its real
-episodes, those of validation too, spent otherwise, from the same clone of the demonstrations:
+that is fitted to all of them, and validates policies, three for the drawer. Beside it the last of its clones, and all
+its real episodes, those of validation too, spent otherwise, from the same clone of the demonstrations:
 
 * ``self-imitation, rounds: N`` (``--rounds``): the episodes are recorded in N equal parts, each with the policy that
   cloned the successes of those before it, without perturbed actions.
@@ -32,6 +32,7 @@ from benchmarks.learning import mean_row
 from benchmarks.world_model import control_steps, evaluated, experiments, finished, in_simulator, last_weights
 from episodes.files import write_json
 from policies.bundle import load_bundle, read_bundle_info
+from sims.errors import UserError
 from sims.vector_env import VectorEnv
 from vla_rl.bench.record import write_record
 from vla_rl.config.experiment import Experiment
@@ -40,8 +41,6 @@ from vla_rl.runners.imitation import CloningSource, clone
 from vla_rl.runners.logs import FIGURES
 from vla_rl.runners.train import logged_failures, opened, starting_bundle
 from vla_rl.runs.run_dir import CONFIG_FILE, Run
-
-VALIDATIONS = 3  # of the start, of the clone of the successes, after imagined training
 
 
 def main() -> None:
@@ -65,7 +64,18 @@ def main() -> None:
 
 def one_seed(experiment: Experiment, simulated: Experiment, work: Path, rounds: Sequence[int]) -> dict[str, Any]:
     """Summaries of the held-out starts by name, each with its real control steps. Finished ones are kept."""
-    return with_world_model(experiment, work) | without_world_model(experiment, simulated, work, rounds)
+    episodes = real_episodes(experiment)
+    return with_world_model(experiment, work) | without_world_model(experiment, simulated, work, rounds, episodes)
+
+
+def real_episodes(experiment: Experiment) -> int:
+    """What the whole configuration records, and validates with: the start, and for each world model the clone of the
+    successes before it and what was trained in it. UserError where it clones no successes."""
+    settings = experiment.imagination
+    if settings is None or settings.clone_successes is None:
+        raise UserError("the configuration has no imagination.clone_successes: its last clone is one of the rows")
+    validations = 1 + 2 * (settings.rounds // settings.imagine_every)
+    return settings.rounds * settings.real_episodes + validations * experiment.evaluation.validation_episodes
 
 
 def with_world_model(experiment: Experiment, work: Path) -> dict[str, Any]:
@@ -85,11 +95,8 @@ def with_world_model(experiment: Experiment, work: Path) -> dict[str, Any]:
 
 
 def without_world_model(
-    experiment: Experiment, simulated: Experiment, work: Path, rounds: Sequence[int]
+    experiment: Experiment, simulated: Experiment, work: Path, rounds: Sequence[int], episodes: int
 ) -> dict[str, Any]:
-    settings = experiment.imagination
-    assert settings is not None
-    episodes = settings.rounds * settings.real_episodes + VALIDATIONS * experiment.evaluation.validation_episodes
     found, name = dict[str, Any](), "self-imitation, then PPO"
     with cloned(experiment, work / "cloned") as (run, env, start):
         for count in rounds:

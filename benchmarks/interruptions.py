@@ -110,6 +110,12 @@ def second_trainer(folder: Path, whole: Path) -> Iterator[Row]:
     yield row("trainings that a second trainer changed", int(not same), "runs")
 
 
+def says_that_the_disk_is_full(message: str) -> bool:
+    """Whether what a run wrote on standard error has one line of the command, which says so, and no traceback."""
+    said = [line for line in message.splitlines() if line.startswith("vla-rl: ")]
+    return len(said) == 1 and ("disk full" in said[0] or "no space left" in said[0]) and "Traceback" not in message
+
+
 def full_disks(folder: Path, whole: Path, sizes: int) -> Iterator[Row]:
     needed = sum(path.stat().st_size for path in whole.rglob("*") if path.is_file()) / 1024
     silent = different = full = 0
@@ -121,14 +127,12 @@ def full_disks(folder: Path, whole: Path, sizes: int) -> Iterator[Row]:
         if subprocess.run([*script, *train_command(disk / "run")], cwd=ROOT, capture_output=True).returncode == 77:
             return
         code = int((disk.parent / "first").read_text())
-        message = (disk.parent / "stderr").read_text().splitlines()
-        said = [line for line in message if line.startswith("vla-rl: ")]
+        message = (disk.parent / "stderr").read_text()
         full += code != 0
-        silent += code not in (0, 1) or (code == 1 and (len(said) != 1 or "Traceback" in str(message)))
-        silent += code == 1 and "disk full" not in said[0] and "no space left" not in said[0]
+        silent += code not in (0, 1) or (code == 1 and not says_that_the_disk_is_full(message))
         different += weights(disk.parent / "bundle") != weights(whole / "bundle")
         if silent or different:
-            print(size, code, message, file=sys.stderr)
+            print(size, code, message.splitlines(), file=sys.stderr)
     yield row("full disks without a clear message and exit code 1", silent, "runs", against=f"{full} full disks")
     yield row("runs that differ after the disk was full", different, "runs", against=f"{sizes} sizes")
 

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -275,11 +276,12 @@ def is_caught(fault: Fault) -> bool:
     return done.returncode == 1
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=None)
+    names = [fault.name for fault in FAULTS]
+    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="these faults, without a record")
     parser.add_argument("--workers", type=int, default=1)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     faults = [fault for fault in FAULTS if arguments.only is None or fault.name in arguments.only]
     clean = run_tests(ROOT, tuple(sorted({test for fault in faults for test in fault.tests})))
     if clean.returncode:

@@ -9,7 +9,7 @@ action noise; PPO on the kept keys and values. OpenVLA-OFT, whose prefix and act
 LoRA, from more demonstrations with less noise; Diffusion Policy, which reads no instruction, has the red square alone,
 and PPO trains its image encoder too.
 Recipes that end in "_reach" are for task reach of the tabletop suite, which takes a GPU's batches. Runs that are
-complete in --runs are not repeated; policies that are not named keep what was measured. Writes
+complete in --runs (on a GPU --runs/cuda) are not repeated; policies that are not named keep what was measured. Writes
 benchmarks/results/policies.json (on a GPU policies_cuda.json): success of the deployed policy before and after on the
 same held-out starts, and the gain, with its 95 % t interval over seeds.
 """
@@ -39,6 +39,7 @@ from benchmarks.labeled_prefix import (
     load_prefix,
     prefix_state,
 )
+from benchmarks.policy_families import check_seeds, t_interval
 from policies.bundle import load_bundle, save_bundle
 from policies.denoising.kernels import DDIMConfig, FlowODEConfig, FlowSDEConfig
 from policies.device import Device, select_device
@@ -51,6 +52,7 @@ from policies.pretrained.pi0.config import Pi0Config
 from policies.pretrained.smolvla.config import SmolVLAConfig
 from policies.pretrained.vision import VisionConfig
 from policies.registry import build_policy
+from sims.errors import UserError
 from sims.pretraining import PretrainingScenes
 from sims.tabletop.config import TabletopConfig
 from sims.vector_env import VectorEnv
@@ -62,7 +64,6 @@ from vla_rl.bench.record import Row, add_to_record, read_record, row
 from vla_rl.config.environments import make_env
 from vla_rl.critics.value import CriticConfig
 
-T_95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # Student's t, two-sided, n - 1 degrees of freedom
 EPISODES = 200
 VISION = VisionConfig(width=64, mlp_width=128, depth=2, heads=4, image_size=32, patch_size=8)
 FROZEN = ("encoder",)  # in cloning, and in reinforcement unless a recipe's ``update`` says otherwise
@@ -287,10 +288,13 @@ def cloned(name: str, seed: int, folder: Path, device: Device) -> Path:
 
 
 def run(name: str, seed: int, iterations: int, folder: Path, device: Device) -> dict[str, Any]:
-    """Success before and after, or what an earlier call found."""
+    """Success before and after, or what an earlier call found. UserError where that had other ``iterations``."""
     done = folder / f"{name}-{seed}.json"
     if done.exists():
         found: dict[str, Any] = json.loads(done.read_text())
+        if len(found["curve"]) != iterations:
+            had = f"{done} is of {len(found['curve'])} iterations, not {iterations}"
+            raise UserError(f"{had}; ask for as many, delete it, or choose another folder with --runs")
         return found
     recipe, started = RECIPES[name], time.process_time()
     world = recipe.world.on(device)
@@ -352,14 +356,15 @@ def rows_of(name: str, runs: list[dict[str, Any]]) -> list[Row]:
         (f"after PPO, {name}", [one["after"] for one in runs]),
         (f"rl gain, {name}", [one["after"] - one["before"] for one in runs]),
     ):
-        mean, interval = statistics.mean(values), None
-        if len(values) > 1:
-            half = T_95[len(values)] * statistics.stdev(values) / len(values) ** 0.5
-            interval = [mean - half, mean + half]
-        rows.append(row(what, mean, "1", interval=interval, seeds=seeds, values=values))
+        rows.append(row(what, statistics.mean(values), "1", interval=t_interval(values), seeds=seeds, values=values))
     rows[-1] |= {"parameters": runs[0]["parameters"]}
     rows[-1] |= {cost: [one[cost] for one in runs] for cost in ("processor_s", "wall_s") if cost in runs[0]}
     return rows
+
+
+def folder_on(device: Device, runs: Path) -> Path:
+    """Where the runs on ``device`` lie: what a CPU has found is not read as a GPU's."""
+    return runs if device.device.type == "cpu" else runs / device.device.type
 
 
 def say(text: str) -> None:
@@ -374,15 +379,17 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--runs", type=Path, default=Path("runs/policies_learning"))
     arguments = parser.parse_args()
+    check_seeds(parser, arguments.seeds)
     torch.set_num_threads(1)
     device = select_device(arguments.device)
-    arguments.runs.mkdir(parents=True, exist_ok=True)
+    folder = folder_on(device, arguments.runs)
+    folder.mkdir(parents=True, exist_ok=True)
     record = "policies" if device.device.type == "cpu" else f"policies_{device.device.type}"
     found: dict[str, list[dict[str, Any]]] = {}
     for seed in arguments.seeds:
         for name in arguments.policies:
             iterations = arguments.iterations or RECIPES[name].iterations
-            found.setdefault(name, []).append(run(name, seed, iterations, arguments.runs, device))
+            found.setdefault(name, []).append(run(name, seed, iterations, folder, device))
     rows = [one for name, runs in found.items() for one in rows_of(name, runs)]
     command = "OMP_NUM_THREADS=1 python -m benchmarks.policies_learning " + " ".join(sys.argv[1:])
     others = {name: runs for name, runs in read_record(record).get("curves", {}).items() if name not in found}

@@ -13,6 +13,7 @@ import argparse
 import copy
 import statistics
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,7 +43,8 @@ ALGORITHMS: dict[str, Any] = {
         update=GRPOUpdateConfig(learning_rate=3e-4, minibatch=256, micro_batch=256),
     ),
 }
-T_95 = {1: float("inf"), 2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # Student's t, two-sided, n - 1 degrees of freedom
+# Student's t, two-sided, n - 1 degrees of freedom
+T_95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 
 
 def run(policy_name: str, seed: int) -> dict[str, float]:
@@ -55,19 +57,34 @@ def run(policy_name: str, seed: int) -> dict[str, float]:
     return found
 
 
+def t_interval(values: Sequence[float]) -> list[float] | None:
+    """95 % of the mean over at most ``max(T_95)`` seeds; None of a single one."""
+    if len(values) == 1:
+        return None
+    mean, half = statistics.mean(values), T_95[len(values)] * statistics.stdev(values) / len(values) ** 0.5
+    return [mean - half, mean + half]
+
+
+def check_seeds(parser: argparse.ArgumentParser, seeds: Sequence[int]) -> None:
+    """Ends the program before it trains where there is no interval of so many seeds."""
+    if len(seeds) > max(T_95):
+        parser.error(f"--seeds: at most {max(T_95)}, got {len(seeds)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     seeds = parser.parse_args().seeds
+    check_seeds(parser, seeds)
     torch.set_num_threads(1)
     rows = []
     for policy_name in POLICIES:
         found = [run(policy_name, seed) for seed in seeds]
         for stage in found[0]:
             values = [one[stage] for one in found]
-            mean = statistics.mean(values)
-            half = T_95[len(values)] * (statistics.stdev(values) if len(values) > 1 else 0) / len(values) ** 0.5
-            interval = [max(0.0, mean - half), min(1.0, mean + half)]
+            mean, interval = statistics.mean(values), t_interval(values)
+            if interval is not None:
+                interval = [max(0.0, interval[0]), min(1.0, interval[1])]
             rows.append(row(f"{policy_name} {stage} success", mean, "1", interval=interval, seeds=seeds, values=values))
             print(rows[-1]["name"], [round(value, 3) for value in values], file=sys.stderr, flush=True)
     command = "python -m benchmarks.policy_families " + " ".join(sys.argv[1:])

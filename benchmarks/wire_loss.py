@@ -4,12 +4,13 @@
 
 Policy, scheduler, control loop, safety filter, trajectory controller, physics and cameras in one process, in steps of
 2 ms of an injected clock. Nothing is sent over a network, so it runs as fast as the machine allows. Writes
-benchmarks/results/wire_loss.json.
+benchmarks/results/wire_loss.json. The bundle comes first.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -265,7 +266,7 @@ def main() -> None:
     write_record(
         "wire_loss",
         rows,
-        command=f"python -m benchmarks.wire_loss BUNDLE --episodes {options.episodes}",
+        command="python -m benchmarks.wire_loss " + " ".join(["BUNDLE", *sys.argv[2:]]),
         bundle={"sha256": read_bundle_info(options.bundle).sha256},
     )
     for entry in rows:

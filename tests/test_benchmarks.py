@@ -1,0 +1,75 @@
+"""What the programs in benchmarks/ compute and refuse, without their runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import policies_learning
+from benchmarks.imagination_baselines import real_episodes
+from benchmarks.interruptions import says_that_the_disk_is_full
+from benchmarks.policy_families import T_95, check_seeds, t_interval
+from policies.device import CPU, Device
+from sims.errors import UserError
+from vla_rl.config.experiment import Experiment
+from vla_rl.config.loader import load_config
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+FULL = "vla-rl: disk full ([Errno 28]); what was written completely is intact."
+
+
+@pytest.mark.parametrize(
+    ("message", "clear"),
+    [
+        (f"a warning\n{FULL}\n", True),
+        ("vla-rl: store: no space left for episode x of 0.1 MB\n", True),
+        ("", False),
+        ("vla-rl: the data set is damaged\n", False),
+        (f"{FULL}\n{FULL}\n", False),
+        (f"Traceback (most recent call last):\n{FULL}\n", False),
+    ],
+)
+def test_what_a_run_says_about_a_full_disk(message: str, clear: bool) -> None:
+    assert says_that_the_disk_is_full(message) == clear
+
+
+def test_t_intervals() -> None:
+    """Of .5 and .7, whose standard deviation is .1414: .6 with 12.71 * .1 to either side."""
+    assert t_interval([0.5, 0.7]) == pytest.approx([0.6 - 1.271, 0.6 + 1.271])
+    assert t_interval([0.5] * 10) == [0.5, 0.5]
+    assert t_interval([0.5]) is None
+
+
+def test_more_seeds_than_there_are_intervals_for_are_refused() -> None:
+    check_seeds(argparse.ArgumentParser(), range(max(T_95)))
+    with pytest.raises(SystemExit):
+        check_seeds(argparse.ArgumentParser(), range(max(T_95) + 1))
+
+
+def test_what_a_cpu_has_trained_is_not_taken_for_a_gpu_s(tmp_path: Path) -> None:
+    cuda = Device(device=torch.device("cuda", 0))
+    assert policies_learning.folder_on(CPU, tmp_path) == tmp_path
+    assert policies_learning.folder_on(cuda, tmp_path) == tmp_path / "cuda"
+
+
+def test_a_run_of_other_iterations_is_not_taken_for_the_one_that_is_asked_for(tmp_path: Path) -> None:
+    found = {"seed": 0, "before": 0.5, "after": 0.6, "curve": [0.5, 0.6]}
+    (tmp_path / "pi0-0.json").write_text(json.dumps(found))
+    assert policies_learning.run("pi0", 0, 2, tmp_path, CPU) == found
+    with pytest.raises(UserError, match="is of 2 iterations, not 120"):
+        policies_learning.run("pi0", 0, 120, tmp_path, CPU)
+
+
+@pytest.mark.parametrize(("every", "validations"), [(6, 3), (3, 5), (1, 13)])
+def test_what_is_spent_without_a_world_model_counts_every_validation(every: int, validations: int) -> None:
+    experiment = load_config(Experiment, CONFIGS / "imagined_drawer.yaml", [f"--imagination.imagine_every={every}"])
+    assert real_episodes(experiment) == 6 * 100 + validations * experiment.evaluation.validation_episodes
+
+
+def test_a_configuration_that_clones_no_successes_is_refused_before_it_runs() -> None:
+    with pytest.raises(UserError, match=r"has no imagination\.clone_successes"):
+        real_episodes(load_config(Experiment, CONFIGS / "imagined_pick.yaml", []))
