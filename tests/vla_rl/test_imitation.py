@@ -358,6 +358,23 @@ def test_a_process_that_is_killed_stops_imitation_and_says_so(tmp_path: Path) ->
         learner.shards.backward(learner.samplers[0].next_batch(), generators)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_end_to_the_whole_group_lets_processes_compute_until_the_trainer_hangs_up(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """The trainer lets its update end, for which it needs them."""
+    store = demonstrations(tmp_path / "store", observe_every=1)
+    learner = imitation(store, BCConfig(batch_size=8))
+    shards = GradientShards(learner.policy, bc_loss, count=2, processes=True)
+    batch, (helper,) = learner.samplers[0].next_batch(), multiprocessing.active_children()
+    for _ in range(2):
+        assert shards.backward(batch, [torch.Generator(), torch.Generator()]) > 0
+        assert helper.pid is not None
+        os.kill(helper.pid, number)
+    shards.close()
+    assert helper.exitcode == 0
+
+
 def test_a_trainer_that_is_interrupted_in_a_batch_leaves_helpers_that_end_quietly(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

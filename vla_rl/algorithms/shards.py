@@ -118,7 +118,7 @@ def _help(
     pipe: Connection, policy: Policy, loss: Loss[B], gradient: Tensor, threads: int
 ) -> None:  # pragma: no cover - in another process
     """Until the trainer hangs up or ends."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # of the terminal are for the trainer, which then hangs up
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the trainer answers them, and then hangs up
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
     parameters = trained_parameters(policy)
