@@ -27,7 +27,7 @@ UPDATE, POLICIES = "tests/vla_rl/test_clipped_update.py", "tests/policies/test_d
 KERNELS, EVERY_POLICY = "tests/policies/test_kernels.py", "tests/policies/test_every_policy.py"
 ADVANTAGES, SURROGATE = "tests/vla_rl/test_advantages.py", "tests/vla_rl/test_surrogate.py"
 GRPO, COLLECTOR, BC = "tests/vla_rl/test_grpo.py", "tests/vla_rl/test_collector.py", "tests/vla_rl/test_imitation.py"
-SAMPLER = "tests/episodes/test_sampler.py"
+SAMPLER, EXACT = "tests/episodes/test_sampler.py", "tests/world_models/test_exact_predictions.py"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,7 @@ class Fault:
 PPO_FILE, KERNEL_FILE = "vla_rl/algorithms/ppo.py", "policies/denoising/kernels.py"
 ADVANTAGES_FILE, GRPO_FILE = "vla_rl/algorithms/advantages.py", "vla_rl/algorithms/grpo.py"
 COLLECTOR_FILE, POLICY_FILE = "vla_rl/rollouts/collector.py", "policies/denoising/policy.py"
+IMAGINED_SUCCESS_FILE = "world_models/evaluation/imagined_success.py"
 
 FAULTS = (
     Fault(
@@ -242,6 +243,27 @@ FAULTS = (
         old='make_generator(self.device, shard.seed(seed, "exploration"))',
         new='make_generator(torch.device("cpu"), shard.seed(seed, "exploration"))',
         tests=("tests/device/test_second_device.py",),
+    ),
+    Fault(
+        name="success after the end of a sequence",
+        file=IMAGINED_SUCCESS_FILE,
+        old="running & (begin + executed <= ended + EXTRA_STEPS)",
+        new="running",
+        tests=(EXACT,),
+    ),
+    Fault(
+        name="success after a failure",
+        file=IMAGINED_SUCCESS_FILE,
+        old="running &= ~status.failed",
+        new="running &= True",
+        tests=(EXACT,),
+    ),
+    Fault(
+        name="branch beyond the time limit",
+        file="world_models/imagined_env.py",
+        old="torch.minimum(limit, elapsed + self.config.branch_steps)",
+        new="elapsed + self.config.branch_steps",
+        tests=(EXACT,),
     ),
 )
 
