@@ -206,6 +206,34 @@ def test_runs_that_start_a_cluster_have_one_each() -> None:
         assert runs[1].returncode == 0
 
 
+@pytest.mark.slow
+def test_auto_joins_a_cluster_that_was_started_by_hand_with_the_users_token() -> None:
+    """``ray start`` asks for it where there is one."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    ray_start = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--port=0", "--num-cpus=1", "--block"]
+    with tempfile.TemporaryDirectory(prefix="ray-") as short, ExitStack() as opened:
+        (Path(short) / ".ray").mkdir()
+        (Path(short) / ".ray" / "auth_token").write_text(secrets.token_hex(32))
+        environment = ours | {"HOME": short, "RAY_TMPDIR": short, "PYTHONPATH": str(Path(__file__).parents[2])}
+        quiet = {"stderr": subprocess.DEVNULL, "env": environment}
+        head = opened.enter_context(
+            subprocess.Popen([*ray_start, "--include-dashboard=false"], stdout=subprocess.DEVNULL, **quiet)
+        )
+        opened.callback(head.terminate)
+        noted = Path(short) / "ray" / "ray_current_cluster"
+        while not noted.exists():
+            assert head.poll() is None
+            time.sleep(0.1)
+        run = opened.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-c", AUTO], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                **quiet,
+            )
+        )  # fmt: skip
+        opened.callback(run.kill)
+        assert ask(run) == noted.read_text()
+
+
 def ask(run: subprocess.Popen[str]) -> str:
     """The address of its cluster, from a task there; "" where the process has ended."""
     assert run.stdin is not None and run.stdout is not None

@@ -48,8 +48,12 @@ def _own_signals() -> Iterator[None]:
 
 def _connect(config: ClusterConfig, *, workers: int) -> None:
     address = os.environ.get("RAY_ADDRESS") if config.address == "auto" else config.address
-    if address := address or _started_by_hand():
+    if address:
         _join(address)
+    elif noted := _started_by_hand():
+        if _has_token():  # then it was asked for by ray start
+            _use_token()
+        _join(noted)
     else:
         _start(max(1, os.cpu_count() or 1, round(workers * config.cpus)))
 
@@ -100,8 +104,19 @@ def _want_token() -> None:
             f"cluster: version {ray.__version__} of Ray knows no tokens, and anybody who reaches this machine could "
             "run code in a cluster that it starts. Install a newer one: pip install -U 'vla-rl[ray]'"
         )
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    _use_token()
+
+
+def _has_token() -> bool:
+    """Whether this user has one for Ray, in the places where Ray looks."""
+    given = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
+    return given or (Path.home() / ".ray" / "auth_token").exists()
+
+
+def _use_token() -> None:
+    """Unless RAY_AUTH_MODE is set. A cluster that asks for none takes a process with one, too."""
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
     Config.initialize("")  # Ray read the mode when it was imported
 
 
