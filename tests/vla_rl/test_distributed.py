@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -161,13 +162,27 @@ disconnect()
 """
 
 
+STRANGER = """
+import ray, sys
+try:
+    ray.init(address=sys.argv[1], log_to_driver=False)
+except ConnectionError as error:
+    print(error, flush=True)
+"""
+
+
 @pytest.mark.slow
 def test_runs_that_start_a_cluster_have_one_each() -> None:
-    """The cluster of a run ends with it: another run that had joined it would be ended by Ray."""
+    """The cluster of a run ends with it: another run that had joined it would be ended by Ray. Each wants a token of
+    its own, which is not the user's for other clusters."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     command = [sys.executable, "-W", "ignore", "-c", AUTO]
     with tempfile.TemporaryDirectory(prefix="ray-") as short, ExitStack() as opened:
-        environment = ours | {"RAY_TMPDIR": short, "PYTHONPATH": str(Path(__file__).parents[2])}
+        token = Path(short) / "auth_token"
+        token.write_text(secrets.token_hex(32))
+        environment = ours | {
+            "RAY_TMPDIR": short, "RAY_AUTH_TOKEN_PATH": str(token), "PYTHONPATH": str(Path(__file__).parents[2])
+        }  # fmt: skip
         runs = []
         for _ in range(2):
             pipes = subprocess.Popen(
@@ -177,12 +192,46 @@ def test_runs_that_start_a_cluster_have_one_each() -> None:
             runs.append(opened.enter_context(pipes))
             opened.callback(pipes.kill)
             assert ask(pipes)  # it is up before the next one starts
-        assert ask(runs[0]) != ask(runs[1])
+        addresses = [ask(run) for run in runs]
+        assert addresses[0] != addresses[1]
+        stranger = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", STRANGER, addresses[0]], capture_output=True, text=True, timeout=120,
+            env=environment | {"RAY_AUTH_MODE": "token"},
+        )  # fmt: skip
+        assert "InvalidAuthToken" in stranger.stdout + stranger.stderr
         runs[0].communicate(timeout=60)
         assert runs[0].returncode == 0
         assert ask(runs[1])
         runs[1].communicate(timeout=60)
         assert runs[1].returncode == 0
+
+
+@pytest.mark.slow
+def test_auto_joins_a_cluster_that_was_started_by_hand_with_the_users_token() -> None:
+    """``ray start`` asks for it where there is one."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    ray_start = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--port=0", "--num-cpus=1", "--block"]
+    with tempfile.TemporaryDirectory(prefix="ray-") as short, ExitStack() as opened:
+        (Path(short) / ".ray").mkdir()
+        (Path(short) / ".ray" / "auth_token").write_text(secrets.token_hex(32))
+        environment = ours | {"HOME": short, "RAY_TMPDIR": short, "PYTHONPATH": str(Path(__file__).parents[2])}
+        quiet = {"stderr": subprocess.DEVNULL, "env": environment}
+        head = opened.enter_context(
+            subprocess.Popen([*ray_start, "--include-dashboard=false"], stdout=subprocess.DEVNULL, **quiet)
+        )
+        opened.callback(head.terminate)
+        noted = Path(short) / "ray" / "ray_current_cluster"
+        while not noted.exists():
+            assert head.poll() is None
+            time.sleep(0.1)
+        run = opened.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-c", AUTO], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                **quiet,
+            )
+        )  # fmt: skip
+        opened.callback(run.kill)
+        assert ask(run) == noted.read_text()
 
 
 def ask(run: subprocess.Popen[str]) -> str:
@@ -199,18 +248,43 @@ def test_an_address_without_a_cluster_is_one_message(tmp_path: Path) -> None:
         run_to_end(tmp_path, experiment(cluster=cluster("127.0.0.1:1")))
 
 
-def test_a_cluster_that_wants_no_token_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Ray's older versions start such ones."""
+def test_a_version_of_ray_that_knows_no_tokens_starts_no_cluster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where it is told to want one."""
     import ray
 
     from vla_rl.distributed.cluster import connect
 
-    for name in ("RAY_AUTH_MODE", "RAY_ADDRESS"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    monkeypatch.setattr(ray, "init", lambda **options: None)
-    with pytest.raises(UserError, match=r"starts clusters that want no token.*RAY_AUTH_MODE=token"):
+    monkeypatch.setattr(ray, "init", lambda **options: pytest.fail("it was started"))
+    monkeypatch.delattr(ray.exceptions, "AuthenticationError")
+    with pytest.raises(UserError, match=r"of Ray knows no tokens, .* Install a newer one"):
         connect(ClusterConfig(), workers=1)
+
+
+@pytest.mark.parametrize("folder", ["RAY_TMPDIR", "TMPDIR"])
+def test_auto_joins_the_cluster_that_ray_start_noted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str
+) -> None:
+    """In the folder that it takes for its files."""
+    import ray
+
+    from vla_rl.distributed.cluster import connect
+
+    asked: list[object] = []
+    for name in ("RAY_ADDRESS", "RAY_TMPDIR", "TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(folder, str(tmp_path))
+    monkeypatch.setattr(ray, "init", lambda address, **options: asked.append(address))
+    (tmp_path / "ray").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+        connect(ClusterConfig(), workers=1)
+    assert asked == [address]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import socket
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._raylet import Config  # type: ignore[attr-defined]
 
 from sims.errors import RunFailure, UserError
 from vla_rl.config.cluster import ClusterConfig
@@ -26,7 +28,8 @@ def connect(config: ClusterConfig, *, workers: int) -> None:
     as this process.
 
     UserError where there is none at an address that is given, RunFailure where one of this process does not start.
-    Ray's processes listen on all addresses of the machine: what protects them is the token that each request needs.
+    Ray's processes listen on all addresses of the machine: what protects those of this process is a token of their own,
+    which each request needs, unless RAY_AUTH_MODE=disabled is set.
     """
     with _own_signals():
         _connect(config, workers=workers)
@@ -45,8 +48,12 @@ def _own_signals() -> Iterator[None]:
 
 def _connect(config: ClusterConfig, *, workers: int) -> None:
     address = os.environ.get("RAY_ADDRESS") if config.address == "auto" else config.address
-    if address := address or _started_by_hand():
+    if address:
         _join(address)
+    elif noted := _started_by_hand():
+        if _has_token():  # then it was asked for by ray start
+            _use_token()
+        _join(noted)
     else:
         _start(max(1, os.cpu_count() or 1, round(workers * config.cpus)))
 
@@ -54,8 +61,9 @@ def _connect(config: ClusterConfig, *, workers: int) -> None:
 def _started_by_hand() -> str | None:
     """The address that ``ray start`` left on this machine, where something listens. Ray's own "auto" also takes the
     cluster that another run has started for itself, which ends with that run."""
+    folder = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp")
     with suppress(OSError):
-        address = (Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster").read_text().strip()
+        address = (folder / "ray" / "ray_current_cluster").read_text().strip()
         _reach(address)
         return address
     return None
@@ -77,6 +85,7 @@ def _join(address: str) -> None:
 def _start(cpus: int) -> None:
     # Ray gives its processes a lower priority than others, which makes a comparison with one process unfair.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    _want_token()
     try:
         ray.init(address="local", num_cpus=cpus, include_dashboard=False, **OPTIONS)
     except Exception as error:  # Ray has no class of its own for it
@@ -85,13 +94,30 @@ def _start(cpus: int) -> None:
             "processes half a minute: start the run again when the machine is less busy, or start a cluster by hand "
             "(ray start --head), which the run then joins"
         ) from error
-    if "RAY_AUTH_MODE" not in os.environ:  # Ray sets it where it wants a token
-        ray.shutdown()
+
+
+def _want_token() -> None:
+    """For the processes that are started next, and this one: what is set already stays. Ray's default depends on its
+    version, and is the token of all clusters of this user. UserError where Ray knows none."""
+    if not hasattr(ray.exceptions, "AuthenticationError"):
         raise UserError(
-            f"cluster: version {ray.__version__} of Ray starts clusters that want no token, and anybody who reaches "
-            "this machine could run code in it. Install a newer one: pip install -U 'vla-rl[ray]', or set "
-            "RAY_AUTH_MODE=token"
+            f"cluster: version {ray.__version__} of Ray knows no tokens, and anybody who reaches this machine could "
+            "run code in a cluster that it starts. Install a newer one: pip install -U 'vla-rl[ray]'"
         )
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    _use_token()
+
+
+def _has_token() -> bool:
+    """Whether this user has one for Ray, in the places where Ray looks."""
+    given = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
+    return given or (Path.home() / ".ray" / "auth_token").exists()
+
+
+def _use_token() -> None:
+    """Unless RAY_AUTH_MODE is set. A cluster that asks for none takes a process with one, too."""
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    Config.initialize("")  # Ray read the mode when it was imported
 
 
 def _reach(address: str) -> None:
