@@ -100,6 +100,7 @@ def measured(model: FlowWorldModel, fitted: FittedWorldModel, experiment: Experi
     figures = {
         f"psnr after {one['horizon']} chunks [dB]": one["psnr"]
         for one in open_loop_errors(model, held_out, horizons=HORIZONS, locate=None, seed=seed)
+        if "psnr" in one  # an episode is so long
     }
     sequences = recorded_sequences(held_out)
     outcomes = imagined_success(model, reward_model, held_out, sequences, seed=seed, reward_every=every)
