@@ -223,7 +223,7 @@ def file_cases(folder: Path) -> Iterator[Case]:
     nothing, somewhere = folder / "nothing", folder / "somewhere"
     somewhere.mkdir()
     for words, said in (
-        (("eval", str(nothing)), "neither a run folder nor a bundle"),
+        (("eval", str(nothing)), "does not exist; it should be a run folder or a bundle"),
         (("eval", str(somewhere)), "neither a run folder nor a bundle"),
         (("report", str(somewhere)), "is not the folder of a run"),
         (("compare", str(somewhere), str(nothing)), "is not the folder of a run"),

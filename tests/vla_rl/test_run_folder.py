@@ -124,7 +124,7 @@ def test_the_policy_of_a_run_that_has_begun_is_with_its_residual(tmp_path: Path)
 def test_a_config_of_something_else_above_a_bundle_makes_no_run(project: Path, tmp_path: Path) -> None:
     bundle = shutil.copytree(project / "short" / "bundle", tmp_path / "models" / "arm")
     (tmp_path / "config.yaml").write_text("model: llama\n")
-    with pytest.raises(UserError, match="is a bundle outside of a run: say where to evaluate it with --sim CONFIG"):
+    with pytest.raises(UserError, match="is a bundle outside of a run: give --sim CONFIG, where it is to be evaluated"):
         locate(bundle)
     run = copy(project, tmp_path)
     (run / "imitation" / "config.yaml").write_text("model: llama\n")

@@ -362,5 +362,5 @@ def locate(path: Path) -> tuple[Path, Path]:
     if not path.exists():
         raise UserError(f"{path} does not exist; it should be a run folder or a bundle")
     if (path / MANIFEST).exists():
-        raise UserError(f"{path} is a bundle outside of a run: say where to evaluate it with --sim CONFIG")
+        raise UserError(f"{path} is a bundle outside of a run: give --sim CONFIG, where it is to be evaluated")
     raise UserError(f"{path} is neither a run folder nor a bundle inside one; for any other bundle give --sim CONFIG")
