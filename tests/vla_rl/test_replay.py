@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from episodes.formats.importer import import_episodes
 from episodes.formats.recording import ImportMapping
@@ -24,6 +25,7 @@ from policies.residual.ensemble import EnsembleConfig
 from policies.residual.policy import ResidualConfig, ResidualPolicy, residual_on
 from sims.chunk import step_chunk
 from sims.errors import UserError
+from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import StartState
 from tests.policies.small_configs import CONFIGS, ENCODER
 from tests.reach_env import ReachEnv
@@ -342,25 +344,30 @@ def test_images_are_held_once_as_bytes_and_not_at_all_where_the_encoder_is_froze
     assert sizes["features"] < 4 * (32 * 3 + 2 * 16) + 200
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stored(TensorDataclass):
+    x: Tensor
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32])
 def test_memory_is_taken_as_entries_are_written(dtype: torch.dtype) -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
     before = resident()
-    replay = empty_replay(StateContext(state=torch.zeros(1, 2**20, dtype=dtype)), capacity=1_000)
+    replay = empty_replay(Stored(x=torch.zeros(1, 2**20, dtype=dtype)), capacity=1_000)
     assert replay.nbytes >= 1_000 * 2**20 * dtype.itemsize and resident() - before < 100 * 2**20
-    assert not replay.entries().inputs[[0, 999]].state.any()  # type: ignore[attr-defined]
+    assert not replay.entries().inputs[[0, 999]].x.any()  # type: ignore[attr-defined]
 
 
 def test_a_replay_that_the_machine_cannot_hold_is_refused() -> None:
     with pytest.raises(
         UserError, match=r"a replay of 1,000,000,000 entries takes \d+\.\d GB.*lower algorithm.capacity"
     ):
-        empty_replay(StateContext(state=torch.zeros(1, 10_000)), capacity=10**9)
+        empty_replay(Stored(x=torch.zeros(1, 10_000)), capacity=10**9)
 
 
-def empty_replay(example: StateContext, *, capacity: int) -> Replay:
+def empty_replay(example: TensorDataclass, *, capacity: int) -> Replay:
     return Replay(example, (1, 1), streams=1, capacity=capacity, gamma=0.9, seed=0, device=torch.device("cpu"))
 
 
