@@ -6,9 +6,9 @@ import importlib.util
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 from vla_rl.doctor.check import Check, attempt, in_process
+from vla_rl.memory import host_memory
 
 ROS = """
 import importlib, rclpy
@@ -74,8 +74,7 @@ def _memory() -> Check:
     def measure() -> str:
         import torch
 
-        sizes = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        free, total = (int(sizes[name].split()[0]) / 2**20 for name in ("MemAvailable", "MemTotal"))
+        free, total = (size / 2**30 for size in host_memory())
         parts = [f"{free:.1f} of {total:.1f} GiB free"]
         for index in range(torch.cuda.device_count()):
             free, total = (size / 2**30 for size in torch.cuda.mem_get_info(index))

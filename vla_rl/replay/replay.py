@@ -19,7 +19,6 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,7 @@ from policies.policy import executed_mask
 from sims.devices.crossing import crossing
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
+from vla_rl.memory import host_memory
 
 SEVERAL = -1
 
@@ -361,12 +361,11 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 def _check_memory(example: TensorDataclass, entries: int) -> None:
     """Where the system tells what is free."""
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
+    try:
+        free, _ = host_memory()
+    except FileNotFoundError:
         return
     needed = entries * sum(tensor[:1].nbytes for tensor in example.tensors())
-    lines = meminfo.read_text(encoding="utf-8").splitlines()
-    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     if needed > free:
         raise UserError(
             f"a replay of {entries:,} entries takes {needed / 1e9:.1f} GB when it is full, and {free / 1e9:.1f} GB of "

@@ -15,8 +15,9 @@ from policies.device import make_generator
 from policies.policy import Policy, RobotSpec
 from sims.errors import UserError
 from sims.numbers.finite import NotFinite, is_finite, named_tensors
-from sims.vector_env import EnvSpec, Observation, encode_instructions
+from sims.vector_env import EnvSpec
 from vla_rl.algorithms.clipped_update import ClippedUpdate, update_of
+from vla_rl.algorithms.off_policy_updates import context_of_zeros
 from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.rollouts.experience import Experience
 from vla_rl.runners.checks import SpecOnly
@@ -67,15 +68,12 @@ def _spec(robot: RobotSpec) -> EnvSpec:
 
 def _example(policy: Policy, batch: Mapping[str, Tensor]) -> Experience:
     """A chunk of the policy that saw zeros, with what ``batch`` holds of an observation."""
-    robot = policy.spec.robot
-    images = torch.zeros(1, len(robot.cameras), *robot.image_size, 3, dtype=torch.uint8)
-    state, instruction = torch.zeros(1, robot.state_dim), encode_instructions(["none"])
-    obs = Observation(images=images, state=state, instruction=instruction).to(policy.device)
+    with torch.no_grad():
+        context = context_of_zeros(policy)
+        sample = policy.sample(context, make_generator(policy.device, 0))
     for records in (1, FULL):  # there was room for encoded observations, or not
         policy.plan_storage(records)
-        with torch.no_grad():
-            context, _ = policy.encode(obs, policy.initial_state(1))
-            sample, inputs = policy.sample(context, make_generator(policy.device, 0)), policy.store(context)
+        inputs = policy.store(context)
         zero, no = torch.zeros(1, device=policy.device), torch.zeros(1, device=policy.device, dtype=torch.bool)
         whole = no.long()
         example = Experience(
