@@ -436,6 +436,9 @@ def test_imagined_episodes_are_halved_for_every_missed_threshold(config: Path) -
     assert branch_steps(unmeasured, thresholds, 64, 100) == 32
     assert missed(unmeasured, thresholds) == not_measured(unmeasured) == ["hallucinated_success"]
     assert missed(unmeasured, replace(thresholds, max_hallucinated=1.0)) == []  # whatever it were
+    unseen = good | {"psnr": [None, None], "copy_psnr": [None, None]}  # no held-out episode is as long as a chunk
+    assert missed(unseen, thresholds) == not_measured(unseen) == ["psnr"]
+    assert missed(good | {"psnr": [30.0, None], "copy_psnr": [20.0, None]}, thresholds) == []
     assert not_measured(good) == []
     for configured, longest in ((8, 100), (None, 8)):  # shorter than what halving stops at: not lengthened
         assert branch_steps(good | {"success_auc": 0.7}, thresholds, configured, longest) == 8

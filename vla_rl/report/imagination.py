@@ -190,7 +190,7 @@ def _measured(value: str, ends: str | None, short: bool | None) -> str:
 
 def _psnr(report: Mapping[str, Any]) -> str:
     """After the most chunks; red where the images are no better than a copy after any number of them."""
-    return _measured(_beside_copy(report, "psnr", 1.0), None, not better_than_copy(report))
+    return _measured(_beside_copy(report, "psnr", 1.0), None, better_than_copy(report) is not True)
 
 
 def _beside_copy(report: Mapping[str, Any], name: str, unit: float) -> str:

@@ -138,14 +138,18 @@ def missed(report: Mapping[str, Any], thresholds: EvaluationThresholds) -> list[
         "success_auc": outcome_auc(report) >= max(thresholds.min_success_auc, thresholds.stop_below_auc),
         "hallucinated_success": (1.0 if hallucinated is None else hallucinated) <= thresholds.max_hallucinated,
         "delta_success": report["delta_success"] <= thresholds.max_delta_success,
-        "psnr": better_than_copy(report),
+        "psnr": better_than_copy(report) is True,
     }
     return [name for name, passed in gates.items() if not passed]
 
 
 def not_measured(report: Mapping[str, Any]) -> list[str]:
     """What thresholds are for and the held-out episodes do not tell: more of them, or other ones, are needed."""
-    values = {"success_auc": report[deciding_auc(report)], "hallucinated_success": report["hallucinated_success"]}
+    values = {
+        "success_auc": report[deciding_auc(report)],
+        "hallucinated_success": report["hallucinated_success"],
+        "psnr": better_than_copy(report),
+    }
     return [name for name, value in values.items() if value is None]
 
 

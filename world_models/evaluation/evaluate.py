@@ -56,10 +56,11 @@ def deciding_auc(report: Mapping[str, Any]) -> str:
     return "length_matched_auc" if report.get("length_matched_pairs", 0) >= MATCHED_PAIRS else "success_auc"
 
 
-def better_than_copy(report: Mapping[str, Any]) -> bool:
-    """Whether predicted images are better than a copy of the first one at every depth."""
+def better_than_copy(report: Mapping[str, Any]) -> bool | None:
+    """Whether predicted images are better than a copy of the first one at every measured depth; None: at none."""
     depths = zip(report["psnr"], report["copy_psnr"], strict=True)
-    return all(ours is None or ours > copy for ours, copy in depths)
+    measured = [ours > copy for ours, copy in depths if ours is not None and copy is not None]
+    return all(measured) if measured else None
 
 
 @dataclass(frozen=True, kw_only=True)
