@@ -2,33 +2,37 @@
 
     python -m benchmarks.off_policy resfit --seeds 0 1 2 --steps 20000
     python -m benchmarks.off_policy resfit --seeds 0 --arms full ppo --sim.tasks "[push]"
+    python -m benchmarks.off_policy resfit_lift --seeds 0 1 2 3 4 --steps 20000
 
-For each seed: demonstrations with human errors and a cloned policy as configs/off_policy/NAME.yaml says, once for all
-arms (--section.key VALUE overrides any setting). Every arm then learns for --steps control steps, the warm-up included,
-and is evaluated on the same held-out starts every --every steps. CPU seconds are of this process, learning and acting,
-without evaluation. Writes benchmarks/results/off_policy_TASK.json: success of the cloned policy ("base") and of each
-arm at the end, mean over seeds with an interval over seeds and episodes; the curves. "ppo at the same success, step
-ratio": control steps until the full method first has the success that PPO ends with, of those that PPO took; no value
-where a seed does not get there.
+For each seed: demonstrations and a cloned policy as configs/off_policy/NAME.yaml says, once for all arms
+(--section.key VALUE overrides any setting). Every arm then learns for --steps control steps, the warm-up included, and
+is evaluated on the same held-out starts every --every steps. CPU seconds are of this process and the simulators'
+workers, learning and acting, without evaluation. Writes benchmarks/results/off_policy_TASK.json: success of the cloned
+policy ("base") and of each arm at the end, mean over seeds with an interval over seeds and episodes; the curves. "ppo
+at the same success, step ratio": control steps until the full method first has the success that PPO ends with, of
+those that PPO took; no value where a seed does not get there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import torch
+import yaml
 
 from benchmarks.learning import mean_row
+from benchmarks.peers.pace import family
 from policies.bundle import load_bundle
 from policies.policy import Policy
 from policies.residual.policy import residual_on
+from sims.bench.peers import cpu_seconds
 from sims.starts import StartSequence
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.algorithm import Algorithm
@@ -49,7 +53,7 @@ ARMS: Mapping[str, list[str]] = {
     "no weight of corrections": ["--algorithm.correction_weight", "0"],
     "no demonstrations": ["--algorithm.demonstration_share", "0"],
     "no residual": ["--start.residual.around", "middle", "--start.residual.scale", "1"],
-    "ppo": ["--sim.num_envs", "64"],  # of the cloned policy itself, as quickstart.yaml says
+    "ppo": [],  # of the cloned policy itself, as the configuration says that NAME.yaml extends
 }
 
 
@@ -69,7 +73,7 @@ def main() -> None:
     for seed in arguments.seeds:
         for arm in arguments.arms:
             experiment = experiment_of(arguments.name, arm, [*settings, "--seed", str(seed)])
-            tasks = "_".join(experiment.sim.tasks)
+            tasks = task_names(experiment)
             bundle, store = start_of(experiment, arguments.runs / f"{arguments.name}-{tasks}-{seed}")
             curve = learn(experiment, bundle, store, arguments, title=f"seed {seed}, {arm}")
             found[arm].append({"seed": seed, "curve": curve})
@@ -82,16 +86,24 @@ def main() -> None:
 
 
 def experiment_of(name: str, arm: str, settings: Sequence[str]) -> Experiment:
+    path = ROOT / "configs" / "off_policy" / f"{name}.yaml"
     if arm != "ppo":
-        return load_config(Experiment, ROOT / "configs" / "off_policy" / f"{name}.yaml", [*settings, *ARMS[arm]])
-    own = load_config(Experiment, ROOT / "configs" / "off_policy" / f"{name}.yaml", settings)
+        return load_config(Experiment, path, [*settings, *ARMS[arm]])
+    own = load_config(Experiment, path, settings)
     assert isinstance(own.start, Imitation)
-    tasks = ["--sim.tasks", f"[{', '.join(own.sim.tasks)}]", "--seed", str(own.seed)]
-    more = ["--start.episodes", str(own.start.episodes), "--start.noise", str(own.start.noise)]
+    shared = [f"--seed={own.seed}", f"--start.episodes={own.start.episodes}", f"--start.noise={own.start.noise}"]
+    if hasattr(own.sim, "tasks"):
+        shared.append(f"--sim.tasks={json.dumps(list(own.sim.tasks))}")
     for keys, value in parse_overrides(settings):  # of what both share: the simulator and the cloned policy
         if keys[0] in ("sim", "start") and keys[:2] != ("start", "residual"):
-            more.append(f"--{'.'.join(keys)}={json.dumps(value)}")
-    return load_config(Experiment, ROOT / "configs" / "quickstart.yaml", [*tasks, *more, *ARMS[arm]])
+            shared.append(f"--{'.'.join(keys)}={json.dumps(value)}")
+    extended = path.parent / yaml.safe_load(path.read_text())["extends"]
+    return load_config(Experiment, extended, [*shared, *ARMS[arm]])
+
+
+def task_names(experiment: Experiment) -> str:
+    """For the names of records and folders."""
+    return "_".join(getattr(experiment.sim, "tasks", None) or (experiment.sim.task,)).lower()
 
 
 def start_of(experiment: Experiment, folder: Path) -> tuple[Path, Path]:
@@ -117,9 +129,9 @@ def learn(
     print(f"{title}: success {curve[0]['success']:.3f} before", file=sys.stderr, flush=True)
     steps = cpu = 0.0
     while steps < arguments.steps:
-        began = time.process_time()
+        began = cpu_now()
         metrics = algorithm.iterate()
-        cpu, steps = cpu + time.process_time() - began, steps + metrics["control_steps"]
+        cpu, steps = cpu + cpu_now() - began, steps + metrics["control_steps"]
         if steps >= min(curve[-1]["control_steps"] + arguments.every, arguments.steps):
             success = evaluate(algorithm, experiment, arguments.episodes)
             curve.append({"control_steps": steps, "cpu_s": round(cpu, 1), "success": success})
@@ -132,6 +144,11 @@ def learn(
             print(done, shown, file=sys.stderr, flush=True)
     env.close()
     return curve
+
+
+def cpu_now() -> float:
+    """Processor time of this process and the simulators' workers, in seconds."""
+    return cpu_seconds(set(family(os.getpid())))
 
 
 def evaluate(algorithm: Algorithm, experiment: Experiment, episodes: int) -> float:
