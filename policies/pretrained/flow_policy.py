@@ -12,7 +12,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -38,11 +38,13 @@ from policies.policy import PolicySpec, RobotSpec, masked_mean
 from policies.pretrained.checkpoint import Layout, PublishedWeights, load_published
 from policies.pretrained.context import PrefixCache, VLAContext
 from policies.pretrained.convention import Convention
+from policies.pretrained.decoder import DecoderConfig, check_expert
 from policies.pretrained.flow_network import FlowNetwork
 from policies.pretrained.kept_prefix import KeptPrefix, cached_numbers, numbers_bytes
 from policies.pretrained.lora import LoRAConfig, add_lora, lora_parameters
 from policies.pretrained.storage import StorageConfig
 from policies.pretrained.tokenizer import PromptTokenizer
+from policies.pretrained.vision import VisionConfig
 from sims.numbers.ranges import Width
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
@@ -58,7 +60,8 @@ class FlowVLAConfig:
     ``padded_dim``: width that states and actions are padded to with zeros after normalizing. ``explore`` samples and is
     trained; ``act`` deploys. ``loss_draws``: (noise, t) pairs per observation in bc_loss. ``checkpointing``: layers are
     recomputed in the backward pass. ``prefix_precision`` bfloat16: the prefix's matrices are stored, and the prefix is
-    computed, in bfloat16; the expert stays float32. ``lora``: of the prefix's linear layers.
+    computed, in bfloat16; the expert stays float32. ``lora``: of the prefix's linear layers. ``prompt_tokens``: prompts
+    are padded to this length, longer ones cut.
     """
 
     action_horizon: Width = 10
@@ -72,12 +75,17 @@ class FlowVLAConfig:
     prefix_precision: Precision = "float32"
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
+    prompt_tokens: Width = 48
+    vision: VisionConfig
+    language: DecoderConfig
+    expert: DecoderConfig
 
     def __post_init__(self) -> None:
         if not 1 <= self.action_horizon <= self.chunk_size:
             raise ValueError(
                 f"policy.action_horizon must be within 1..{self.chunk_size}, the chunk_size, got {self.action_horizon}"
             )
+        check_expert(self.expert, self.language)
 
 
 class FlowVLA(KeptPrefix[VLAContext, DenoisingTrace], DenoisedChunks[VLAContext]):
@@ -198,7 +206,7 @@ class FlowVLA(KeptPrefix[VLAContext, DenoisingTrace], DenoisedChunks[VLAContext]
 
     @property
     def _cached_of_token(self) -> tuple[int, int, int, int, int]:
-        language: Any = self.config.language  # type: ignore[attr-defined]  # every subclass's configuration has it
+        language = self.config.language
         return language.depth, 2, language.kv_heads, 1, language.head_dim
 
     def conditioned(self, context: VLAContext, embedding: Float[Tensor, "B width"]) -> VLAContext:
@@ -257,11 +265,10 @@ class FlowVLA(KeptPrefix[VLAContext, DenoisingTrace], DenoisedChunks[VLAContext]
         return F.pad(values, (0, self.config.padded_dim - values.shape[-1]))
 
 
-def cache_bytes(config: Any, *, cameras: int, precision: Precision) -> int:
+def cache_bytes(config: FlowVLAConfig, *, cameras: int, precision: Precision) -> int:
     """Of the keys and values of one observation."""
-    language, side = config.language, config.vision.image_size // config.vision.patch_size
-    tokens = cameras * (side // getattr(config, "shuffle", 1)) ** 2 + config.prompt_tokens
-    return numbers_bytes(cached_numbers(language, tokens), precision)
+    side = config.vision.image_size // config.vision.patch_size // getattr(config, "shuffle", 1)
+    return numbers_bytes(cached_numbers(config.language, cameras * side**2 + config.prompt_tokens), precision)
 
 
 def _check_robot(config: FlowVLAConfig, robot: RobotSpec) -> None:
