@@ -121,22 +121,17 @@ class FlowVLA(KeptPrefix[VLAContext, DenoisingTrace], DenoisedChunks[VLAContext]
             noise_shape=(config.chunk_size, config.padded_dim),
         )
         self.config = config
-        self.explore_with(config.explore)
+        self.explore_kernel = ExecutedOnly(
+            build_kernel(config.explore, self.objective),
+            self.act_kernel,
+            horizon=config.action_horizon,
+            dims=robot.action_dim,
+        )
+        if self.explore_kernel.learned_noise:
+            network.add_noise_head()
         add_lora(self.prefix_modules, config.lora)
         for parameter in network.language.behind_the_cache():
             parameter.requires_grad_(False)
-
-    def explore_with(self, explore: ExploreConfig) -> None:
-        """Set the exploring kernel, and a noise head for flow_noise. Call it before the optimizer is made."""
-        self.explore_kernel = ExecutedOnly(
-            build_kernel(explore, self.objective),
-            self.act_kernel,
-            horizon=self.config.action_horizon,
-            dims=self.spec.robot.action_dim,
-        )
-        if self.explore_kernel.learned_noise:
-            self.network.add_noise_head()
-        self.config = replace(self.config, explore=explore)
 
     def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
         self.config.convention.refuse_fitting()
