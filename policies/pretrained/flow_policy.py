@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +35,6 @@ from policies.denoising.kernels import (
 from policies.denoising.objectives import FlowMatching, FlowMatchingConfig
 from policies.device import Precision
 from policies.policy import PolicySpec, RobotSpec, masked_mean
-from policies.pretrained.checkpoint import Layout, PublishedWeights, load_published
 from policies.pretrained.context import PrefixCache, VLAContext
 from policies.pretrained.convention import Convention
 from policies.pretrained.decoder import DecoderConfig, check_expert
@@ -92,11 +91,7 @@ class FlowVLA(KeptPrefix[VLAContext, DenoisingTrace], DenoisedChunks[VLAContext]
     """Subclasses make ``network`` and say what its prefix is (``_prefix``) and which parts make it."""
 
     config: FlowVLAConfig
-    layout: ClassVar[Layout]
-    can_be_traced = False  # the tokenizer is not a computation of tensors
     network: FlowNetwork
-    tokenizer: PromptTokenizer
-    state_quantiles: tuple[float, float] | None = None  # of ``Normalizer.fit``
 
     def __init__(
         self,
@@ -132,21 +127,6 @@ class FlowVLA(KeptPrefix[VLAContext, DenoisingTrace], DenoisedChunks[VLAContext]
         add_lora(self.prefix_modules, config.lora)
         for parameter in network.language.behind_the_cache():
             parameter.requires_grad_(False)
-
-    def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
-        self.config.convention.refuse_fitting()
-        self.normalizer.fit(state, action, state_quantiles=self.state_quantiles)
-
-    def load_published(self, weights: PublishedWeights) -> list[str]:
-        """Weights, scales and tokenizer of a checkpoint; the names of its dead weights. CheckpointError."""
-        dead = load_published(self.network, self.normalizer, weights, self.layout)
-        self.tokenizer.load(weights.tokenizer)
-        return dead
-
-    @property
-    def compiled_modules(self) -> Iterable[nn.Module]:
-        """The parts of ``network``, which is itself called by other names."""
-        return self.network.children()
 
     # -- the prefix ------------------------------------------------------------------------------------------------
 
