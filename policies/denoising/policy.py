@@ -36,6 +36,7 @@ from policies.denoising.kernels import (
     Prediction,
     build_act_kernel,
     build_kernel,
+    noise_head_beside,
 )
 from policies.denoising.objectives import DiffusionConfig, FlowMatching, FlowMatchingConfig, build_objective
 from policies.normalizer import Normalizer
@@ -119,7 +120,7 @@ class DenoisingPolicy(DenoisedChunks[EncodedContext], HasCompactEncoder):
         if not self.explore_kernel.trained_steps:
             raise ValueError(f"explore must be stochastic; got {config.explore}")
         if self.explore_kernel.learned_noise:
-            self.expert.add_noise_head()
+            self.expert.noise = noise_head_beside(self.expert.target)
         self.prepare_to_explore()
 
     def prepare_to_explore(self) -> None:

@@ -31,6 +31,7 @@ from policies.denoising.kernels import (
     FlowSDEConfig,
     Prediction,
     build_kernel,
+    noise_head_beside,
 )
 from policies.denoising.objectives import FlowMatching, FlowMatchingConfig
 from policies.device import Precision
@@ -123,7 +124,7 @@ class FlowVLA(KeptPrefix[VLAContext, DenoisingTrace], DenoisedChunks[VLAContext]
             dims=robot.action_dim,
         )
         if self.explore_kernel.learned_noise:
-            network.add_noise_head()
+            network.noise_head = noise_head_beside(network.action_out_proj)
         add_lora(self.prefix_modules, config.lora)
         for parameter in network.language.behind_the_cache():
             parameter.requires_grad_(False)
