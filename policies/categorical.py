@@ -41,9 +41,9 @@ class CategoricalPolicyConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenTrace(TensorDataclass):
-    """The drawn token of every action element: its bin, 0 the lowest."""
+    """The drawn token of every action element."""
 
-    bins: Int[Tensor, "*B H A"]
+    tokens: Int[Tensor, "*B H A"]
 
 
 class CategoricalPolicy(Policy[EncodedContext, TokenTrace]):
@@ -85,8 +85,8 @@ class CategoricalPolicy(Policy[EncodedContext, TokenTrace]):
     def sample(self, context: EncodedContext, generator: torch.Generator) -> ActionSample:
         probability = self._distribution(context).probs
         drawn = torch.multinomial(probability.flatten(0, 2), 1, generator=generator)
-        trace = TokenTrace(bins=drawn.view(probability.shape[:3]))
-        return ActionSample(action=self._to_action(trace.bins), trace=trace, log_prob=self.log_prob(context, trace))
+        trace = TokenTrace(tokens=drawn.view(probability.shape[:3]))
+        return ActionSample(action=self._to_action(trace.tokens), trace=trace, log_prob=self.log_prob(context, trace))
 
     def act_from_noise(
         self,
@@ -108,7 +108,7 @@ class CategoricalPolicy(Policy[EncodedContext, TokenTrace]):
         return EncodedContext(encoding=record, obs=None)
 
     def log_prob(self, context: EncodedContext, trace: TokenTrace) -> Float[Tensor, "B 1 H A"]:
-        return self._distribution(context).log_prob(trace.bins).unsqueeze(1)
+        return self._distribution(context).log_prob(trace.tokens).unsqueeze(1)
 
     def entropy(self, context: EncodedContext, trace: TokenTrace) -> Float[Tensor, "B 1 H A"]:
         return self._distribution(context).entropy().unsqueeze(1)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from episodes.sampler import Targets
-from policies.categorical import TokenTrace
 from policies.normalizer import STATE_RANGE
 from policies.policy import ActionSample, PolicySpec, RobotSpec, keep_committed, masked_mean
 from policies.pretrained.context import PrefixCache
@@ -38,6 +37,13 @@ class TokenContext(TensorDataclass):
     cache: PrefixCache | None
     state: Float[Tensor, "*B state_dim"]
     obs: Observation | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenTrace(TensorDataclass):
+    """The drawn bin of every action element, 0 the lowest."""
+
+    bins: Int[Tensor, "*B H A"]
 
 
 class OpenVLAPolicy(KeptPrefix[TokenContext, TokenTrace]):
