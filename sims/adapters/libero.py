@@ -8,7 +8,7 @@ import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -16,13 +16,13 @@ import numpy as np
 from sims.errors import UserError
 from sims.experts.libero import has_expert, pick_and_place
 from sims.mujoco.cameras import VISUAL_GROUPS, MujocoCameras
-from sims.mujoco.detail import Detail
+from sims.mujoco.config import MujocoConfig
 from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
 from sims.mujoco.stepping import check_stable
 from sims.numbers.ranges import Count, Distinct, ImageSize, Names, PositiveInt
 from sims.subproc.latency import Latency
 from sims.subproc.single_env import SingleSpec, StepResult, seed32
-from sims.subproc.worker_config import WorkerConfig
+from sims.subproc.worker_config import WorkerPoolConfig
 
 Suite = Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
 Split = Literal["train", "standard", "pro_language", "pro_object", "pro_swap", "pro_task"]
@@ -47,7 +47,7 @@ IMAGES = {"benchmark": "LIBERO's own rotated by 180 degrees", "upright": "uprigh
 
 
 @dataclass(frozen=True, kw_only=True)
-class LiberoConfig:
+class LiberoConfig(MujocoConfig, WorkerPoolConfig):
     """``tasks``: numbers within the suite, in turn; empty: all. ``split``: "train" samples starts from the tasks' own
     regions; every other one evaluates on the published initial states, fifty per task: "standard" of LIBERO, "pro_..."
     of LIBERO-PRO with other instructions, objects, swapped positions or other tasks.
@@ -67,13 +67,8 @@ class LiberoConfig:
     image_size: ImageSize = (224, 224)
     orientation: Literal["benchmark", "upright"] = "benchmark"
     fast_rendering: bool = False
-    detail: Detail = "full"
     max_steps: PositiveInt | None = None
     kept_tasks: PositiveInt = 2
-    num_envs: PositiveInt = 8
-    randomization: MujocoRandomization = field(default_factory=MujocoRandomization)
-    latency: Latency = field(default_factory=Latency)
-    workers: WorkerConfig = field(default_factory=WorkerConfig)
 
     def under_protocol(self, name: str) -> LiberoConfig:
         """With every setting that published scores depend on; ``name``: a split. Raises UserError."""

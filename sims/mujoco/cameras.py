@@ -4,30 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
 from sims.errors import UserError
+from sims.mujoco.config import MujocoConfig
 from sims.mujoco.detail import Detail, low_detail
 
 DEFAULT_GROUPS = (0, 1, 2)  # that MuJoCo draws by default
 VISUAL_GROUPS = (1, 2)
 NEVER_DRAWN = 5  # a group that MuJoCo's default options hide
-
-
-@runtime_checkable
-class RenderSettings(Protocol):
-    """Of an adapter's configuration."""
-
-    @property
-    def image_size(self) -> tuple[int, int]: ...
-
-    @property
-    def fast_rendering(self) -> bool: ...
-
-    @property
-    def detail(self) -> Detail: ...
 
 
 class MujocoCameras:
@@ -73,7 +60,7 @@ class MujocoCameras:
 
     @classmethod
     def of(
-        cls, model: Any, cameras: Sequence[str], config: RenderSettings, *, groups: Sequence[int] = DEFAULT_GROUPS
+        cls, model: Any, cameras: Sequence[str], config: MujocoConfig, *, groups: Sequence[int] = DEFAULT_GROUPS
     ) -> MujocoCameras:
         """As ``config`` says."""
         size, fast, detail = config.image_size, config.fast_rendering, config.detail
