@@ -15,7 +15,7 @@ from sims.errors import UserError, refused_by
 from sims.experts.gymnasium import CHECKS, EXPERTS, ExpertFunction, GymnasiumExpert
 from sims.experts.named import load_expert_function
 from sims.numbers.ranges import Names, PositiveFloat, PositiveInt
-from sims.subproc.single_env import Reward, SingleSpec, StepResult, check_plain, instruction_from, seed32
+from sims.subproc.single_env import Reward, SingleSpec, StepResult, check_plain, instruction_from, seed32, to_box
 from sims.subproc.worker_config import WorkerPoolConfig
 
 RENDER, OBSERVATION = "render", "observation"
@@ -105,7 +105,7 @@ class Gymnasium:
             self._expert.reset()
 
     def step(self, action: np.ndarray) -> StepResult:
-        scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)
+        scaled = to_box(action, self._low, self._high)
         space = self._env.action_space
         if np.issubdtype(space.dtype, np.integer):
             scaled = np.rint(scaled)

@@ -205,7 +205,7 @@ class Libero:
         with _computed_once(self._env.sim):
             self._observation, _, success, _ = self._env.step(np.clip(action, -1.0, 1.0))
         check_stable(self._env.sim.data._data)
-        return StepResult(terminated=False, truncated=False, success=bool(success))
+        return StepResult(success=bool(success))
 
     def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
         obs = self._observation

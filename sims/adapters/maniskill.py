@@ -16,7 +16,7 @@ from sims.errors import UserError, refused_by
 from sims.experts.grasping import grasp_and_carry
 from sims.experts.pushing import push_to
 from sims.numbers.ranges import ImageSize, Names, PositiveInt
-from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_from, seed32
+from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_from, seed32, to_box
 from sims.subproc.worker_config import WorkerPoolConfig
 
 INSTRUCTIONS = {
@@ -86,12 +86,11 @@ class ManiSkill:
         self._observation, _ = self._env.reset(seed=seed32(seed) % 2**31, options=options)
 
     def step(self, action: np.ndarray) -> StepResult:
-        scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)
+        scaled = to_box(action, self._low, self._high)
         self._observation, reward, terminated, _, info = self._env.step(scaled.astype(np.float32))
         return StepResult(
             reward=float(reward) if self.config.reward == "shaped" else None,
             terminated=bool(terminated),
-            truncated=False,
             success=bool(info.get("success", False)),
         )
 

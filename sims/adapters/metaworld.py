@@ -84,8 +84,6 @@ class Metaworld:
         check_stable(self._env.data)
         return StepResult(
             reward=float(reward) if self.config.reward == "shaped" else None,
-            terminated=False,
-            truncated=False,
             success=bool(info["success"]),
         )
 

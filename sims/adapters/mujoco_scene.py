@@ -200,8 +200,7 @@ class MujocoScene:
         check_stable(data)
         self._update_poses()
         self._held = (self._held + 1) * self._achieved()
-        success = self._held >= self.scene.hold_steps
-        return StepResult(reward=float(success), terminated=success, truncated=False, success=success)
+        return StepResult(success=self._held >= self.scene.hold_steps)
 
     def _update_poses(self) -> None:
         """Of what goals and images are made from: mj_step leaves those from before its last physics step."""

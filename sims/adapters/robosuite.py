@@ -18,7 +18,7 @@ from sims.mujoco.config import MujocoConfig
 from sims.mujoco.randomization import RandomizedModel
 from sims.mujoco.stepping import check_stable, physics_steps
 from sims.numbers.ranges import ImageSize, Names, PositiveFloat, PositiveInt
-from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_from, seed32
+from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_from, seed32, to_box
 from sims.subproc.worker_config import WorkerPoolConfig
 
 INSTRUCTIONS = {
@@ -112,13 +112,11 @@ class Robosuite:
         self._randomized.draw(seed)
 
     def step(self, action: np.ndarray) -> StepResult:
-        scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)
+        scaled = to_box(action, self._low, self._high)
         self._observation, reward, _, _ = self._env.step(scaled)
         check_stable(self._env.sim.data._data)
         return StepResult(
             reward=float(reward) if self.config.reward == "shaped" else None,
-            terminated=False,
-            truncated=False,
             success=bool(self._env._check_success()),
         )
 

@@ -84,7 +84,7 @@ class Counting:
         self.position += self.sign * float(action[0])
         reached = self.position >= self.config.goal
         reward = self.position if self.config.reward == "shaped" else None
-        return StepResult(reward=reward, terminated=False, truncated=False, success=reached)
+        return StepResult(reward=reward, success=reached)
 
     def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
         if self.seed == FAULT_SEED + self.elapsed and self.config.fault == "observe":

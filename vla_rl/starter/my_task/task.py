@@ -87,8 +87,7 @@ class MyTask:
     def step(self, action: np.ndarray) -> StepResult:
         self.data.ctrl[:] = SPEED * action
         self.mujoco.mj_step(self.model, self.data, nstep=STEPS)
-        success = bool(np.linalg.norm(self._offset()) < RADIUS)
-        return StepResult(reward=float(success), terminated=False, truncated=False, success=success)
+        return StepResult(success=bool(np.linalg.norm(self._offset()) < RADIUS))
 
     def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
         state[:] = np.concatenate([self.data.qpos, self._offset()])
