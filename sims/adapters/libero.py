@@ -214,7 +214,7 @@ class Libero:
         if not self.config.cameras:
             return
         if self._task not in self._cameras:
-            self._cameras[self._task] = MujocoCameras.of(
+            self._cameras[self._task] = MujocoCameras(
                 self._env.sim.model._model, self.config.cameras, self.config, groups=VISUAL_GROUPS
             )
         self._cameras[self._task].render(self._observed[self._task], images)

@@ -92,7 +92,7 @@ class Metaworld:
         if not self.config.cameras:
             return
         if self._task not in self._cameras:
-            self._cameras[self._task] = MujocoCameras.of(self._env.model, self.config.cameras, self.config)
+            self._cameras[self._task] = MujocoCameras(self._env.model, self.config.cameras, self.config)
         self._cameras[self._task].render(self._env.data, images)
         for camera, image in zip(self.config.cameras, images, strict=True):
             if self._env.data.camera(camera).xmat[7] < 0:  # its up axis points down: Meta-World hangs some this way

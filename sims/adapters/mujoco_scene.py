@@ -250,7 +250,7 @@ class MujocoScene:
         if not self.scene.cameras:
             return
         if self._cameras is None:
-            self._cameras = MujocoCameras.of(self._model, self.scene.cameras, self.config)
+            self._cameras = MujocoCameras(self._model, self.scene.cameras, self.config)
         self._cameras.render(self._data, images)
 
     def _state(self) -> np.ndarray:

@@ -160,7 +160,7 @@ class Robosuite:
         if self._cameras is None or self._rendered_model is not model:
             if self._cameras is not None:
                 self._cameras.close()
-            self._cameras = MujocoCameras.of(model, self.config.cameras, self.config, groups=VISUAL_GROUPS)
+            self._cameras = MujocoCameras(model, self.config.cameras, self.config, groups=VISUAL_GROUPS)
             self._rendered_model = model
         return self._cameras
 
