@@ -23,7 +23,7 @@ from policies.compact_encoder import (
     HasCompactEncoder,
 )
 from policies.denoising.action_expert import ActionExpert, ActionExpertConfig, Prefill
-from policies.denoising.chunk_policy import DenoisedChunks
+from policies.denoising.chunk_policy import Conditionable
 from policies.denoising.denoise import DenoisingTrace, Predict
 from policies.denoising.guidance import guided
 from policies.denoising.kernels import (
@@ -80,7 +80,7 @@ class DenoisingPolicyConfig:
             )
 
 
-class DenoisingPolicy(CompactPolicy[DenoisingTrace], DenoisedChunks[EncodedContext], HasCompactEncoder):
+class DenoisingPolicy(CompactPolicy[DenoisingTrace], Conditionable[EncodedContext], HasCompactEncoder):
     """Flow matching and diffusion alike."""
 
     config: DenoisingPolicyConfig

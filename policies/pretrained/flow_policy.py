@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from episodes.sampler import Targets
-from policies.denoising.chunk_policy import DenoisedChunks
+from policies.denoising.chunk_policy import Conditionable
 from policies.denoising.denoise import DenoisingTrace, Predict
 from policies.denoising.executed import ExecutedOnly
 from policies.denoising.kernels import (
@@ -88,7 +88,7 @@ class FlowVLAConfig:
         check_expert(self.expert, self.language)
 
 
-class FlowVLA(KeptPrefix[VLAContext, DenoisingTrace], DenoisedChunks[VLAContext]):
+class FlowVLA(KeptPrefix[VLAContext, DenoisingTrace], Conditionable[VLAContext]):
     """Subclasses make ``network`` and say what its prefix is (``_prefix``) and which parts make it."""
 
     config: FlowVLAConfig
