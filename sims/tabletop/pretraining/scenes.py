@@ -36,10 +36,12 @@ NEAR_M = 0.06  # [m] from the end effector to the object, of the error that is r
 
 
 class TabletopScenes:
-    """Draws scenes of TASK_NAMES. Belongs to the thread that made it."""
+    """Draws scenes of ``tasks``, of TASK_NAMES. Belongs to the thread that made it."""
 
-    def __init__(self, *, gl: GL, cameras: tuple[str, ...], image_size: tuple[int, int]) -> None:
-        self._cameras, self._image_size = cameras, image_size
+    def __init__(
+        self, *, gl: GL, cameras: tuple[str, ...], image_size: tuple[int, int], tasks: Sequence[str] = TASK_NAMES
+    ) -> None:
+        self._cameras, self._image_size, self._tasks = cameras, image_size, tasks
         self._renderer = Renderer(gl=gl, cameras=cameras, image_size=image_size)
         self._panda = Panda()
 
@@ -73,7 +75,7 @@ class TabletopScenes:
     ) -> tuple[list[Layout], Float[Tensor, "B 3"], Float[Tensor, "B 3 3"]]:
         """The same scenes before they are drawn; position and rotation of the end effector."""
         rngs = [np.random.default_rng([STREAM, seed, index]) for index in range(first, first + count)]
-        layouts = [_sample(rng) for rng in rngs]
+        layouts = [_sample(rng, self._tasks) for rng in rngs]
         for layout, rng in zip(layouts, rngs, strict=True):
             scatter_objects(layout, rng)
         joints = self._arm_joints(layouts, rngs)
@@ -131,6 +133,6 @@ class TabletopScenes:
         self._renderer.close()
 
 
-def _sample(rng: np.random.Generator) -> Layout:
-    name = TASK_NAMES[int(rng.integers(len(TASK_NAMES)))]
+def _sample(rng: np.random.Generator, tasks: Sequence[str]) -> Layout:
+    name = tasks[int(rng.integers(len(tasks)))]
     return sample_layout(name, (STREAM << 56) | int(rng.integers(1 << 56)), split="train", appearance=1.0)
