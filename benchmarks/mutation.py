@@ -183,9 +183,8 @@ FAULTS = (
     Fault(
         name="stale context in the update",
         file="policies/compact_encoder.py",
-        old="def store_encoded(",
-        new="def store_encoded(  # noqa\n    encoder: object, context: EncodedContext\n) -> TensorDataclass:\n"
-        "    return context.encoding\n\n\ndef _unused(",
+        old="if is_trained(self.encoder):",
+        new="if False:",
         tests=(EVERY_POLICY, POLICIES, UPDATE),
     ),
     Fault(
@@ -204,7 +203,7 @@ FAULTS = (
     ),
     Fault(
         name="state not normalized",
-        file=POLICY_FILE,
+        file="policies/compact_encoder.py",
         old="self.normalizer.normalize_state(obs.state)",
         new="obs.state",
         tests=(POLICIES, EVERY_POLICY),

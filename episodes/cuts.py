@@ -77,6 +77,4 @@ def cut(arrays: Arrays, first: int, end: int) -> Arrays:
 def _cut_array(name: str, array: np.ndarray, steps: slice, observations: slice) -> np.ndarray:
     if name == "state" or name.startswith("images/"):
         return array[observations]
-    if name.startswith("jpeg/"):  # offsets[i] .. offsets[i + 1] in the whole blob
-        return array[observations.start : observations.stop + 1] if name.endswith("/offsets") else array
     return array[steps]

@@ -73,7 +73,7 @@ EVERYTHING = Selection()
 
 
 class EpisodeStore:
-    """``create`` makes it, in a folder that is missing or empty. ``jpeg_quality`` (1-95): images as JPEG; None: exact.
+    """``create`` makes it, in a folder that is missing or empty.
 
     Opening brings the catalog up to date with the folder, and rebuilds it if it is missing, damaged or of an older
     version. ``corrupt``: file name -> problem, of the files that could not be read.
@@ -81,13 +81,10 @@ class EpisodeStore:
     opened.
     """
 
-    def __init__(self, path: str | Path, *, create: bool = False, jpeg_quality: int | None = None):
+    def __init__(self, path: str | Path, *, create: bool = False):
         self.path = Path(path)
         self.corrupt: dict[str, str] = {}
-        self._jpeg_quality = jpeg_quality
         self._read_labels: tuple[tuple[int, int, int], Labels] | None = None  # version of their file, and they
-        if jpeg_quality is not None and not 1 <= jpeg_quality <= 95:
-            raise EpisodeError(f"jpeg_quality is {jpeg_quality}, allowed is 1 to 95, or None for exact images")
         if self.path.is_file():
             raise EpisodeError(f"{self.path} is a file; an episode store is a folder")
         if create and not self.path.is_dir():
@@ -144,7 +141,7 @@ class EpisodeStore:
         return entry.id
 
     def _write(self, episode: Episode) -> Entry:
-        arrays, attributes = pack(episode, jpeg_quality=self._jpeg_quality)
+        arrays, attributes = pack(episode)
         final, temporary = self.file(episode.id), self.path / f".ep-{episode.id}.tmp"
         if final.exists():
             raise EpisodeError(f"{final}: this episode is already in the store; episodes never change")

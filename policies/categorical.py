@@ -13,12 +13,10 @@ from torch.distributions import Categorical
 from torch.nn import functional
 
 from episodes.sampler import Targets
-from policies.compact_encoder import CompactEncoder, CompactEncoderConfig, EncodedContext, Encoding, store_encoded
-from policies.normalizer import Normalizer
-from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed, masked_mean
+from policies.compact_encoder import CompactEncoderConfig, CompactPolicy, EncodedContext
+from policies.policy import ActionSample, PolicySpec, RobotSpec, keep_committed, masked_mean
 from sims.numbers.ranges import Depth, Interval, PositiveFloat, Width
 from sims.tensor_dataclass import TensorDataclass
-from sims.vector_env import Observation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +44,14 @@ class TokenTrace(TensorDataclass):
     tokens: Int[Tensor, "*B H A"]
 
 
-class CategoricalPolicy(Policy[EncodedContext, TokenTrace]):
+class CategoricalPolicy(CompactPolicy[TokenTrace]):
     """Parallel decoding of binned actions, as in OpenVLA-OFT (Kim et al. 2025, Sec. IV) at small size."""
 
     config: CategoricalPolicyConfig
 
     def __init__(self, config: CategoricalPolicyConfig, robot: RobotSpec) -> None:
-        super().__init__()
+        super().__init__(config.encoder, robot)
         self.config = config
-        self.encoder = CompactEncoder(
-            config.encoder, cameras=len(robot.cameras), image_size=robot.image_size, state_dim=robot.state_dim
-        )
         width = config.encoder.width
         self.queries = nn.Parameter(torch.randn(config.action_horizon, width))
         layer = nn.TransformerDecoderLayer(
@@ -66,20 +61,11 @@ class CategoricalPolicy(Policy[EncodedContext, TokenTrace]):
         self.logits = nn.Sequential(
             nn.Linear(width, robot.action_dim * config.bins), nn.Unflatten(-1, (robot.action_dim, config.bins))
         )
-        self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
         self.spec = PolicySpec(robot=robot, action_horizon=config.action_horizon, value_dim=self.encoder.pooled_width)
 
     def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
         head = [self.queries, *self.decoder.parameters(), *self.logits.parameters()]
         return {"head": head, "encoder": list(self.encoder.parameters())}
-
-    def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
-        self.normalizer.fit(state, action)
-
-    def encode(self, obs: Observation, state: TensorDataclass) -> tuple[EncodedContext, TensorDataclass]:
-        with self.autocast():
-            encoding = self.encoder(obs, self.normalizer.normalize_state(obs.state))
-        return EncodedContext(encoding=encoding.map(Tensor.float), obs=obs), state
 
     @torch.no_grad()
     def sample(self, context: EncodedContext, generator: torch.Generator) -> ActionSample:
@@ -98,23 +84,11 @@ class CategoricalPolicy(Policy[EncodedContext, TokenTrace]):
         action = self._to_action(self._logits(context).argmax(-1))
         return keep_committed(action, committed, known)
 
-    def store(self, context: EncodedContext) -> TensorDataclass:
-        return store_encoded(self.encoder, context)
-
-    def restore(self, record: TensorDataclass) -> EncodedContext:
-        if isinstance(record, Observation):
-            return self.encode(record, self.initial_state(len(record)))[0]
-        assert isinstance(record, Encoding)
-        return EncodedContext(encoding=record, obs=None)
-
     def log_prob(self, context: EncodedContext, trace: TokenTrace) -> Float[Tensor, "B 1 H A"]:
         return self._distribution(context).log_prob(trace.tokens).unsqueeze(1)
 
     def entropy(self, context: EncodedContext, trace: TokenTrace) -> Float[Tensor, "B 1 H A"]:
         return self._distribution(context).entropy().unsqueeze(1)
-
-    def value_features(self, context: EncodedContext) -> Float[Tensor, "B value_dim"]:
-        return context.encoding.pooled.detach()
 
     def bc_loss(self, context: EncodedContext, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
         """Cross-entropy of the recorded actions' tokens, mean over valid elements."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from policies.device import holds_numbers
 from policies.normalizer import Normalizer
-from policies.policy import is_trained
+from policies.policy import Policy, RobotSpec, T, is_trained
 from sims.errors import UserError
 from sims.numbers.ranges import Depth, Interval, PositiveInt, Width
 from sims.tensor_dataclass import TensorDataclass
@@ -290,12 +290,41 @@ class EncodedContext(TensorDataclass):
     added: Float[Tensor, "*B pooled_width"] | None = None
 
 
-def store_encoded(encoder: CompactEncoder, context: EncodedContext) -> TensorDataclass:
-    """``Policy.store`` with this encoder: the observation where the encoder is trained, else the encoding."""
-    if is_trained(encoder):
-        assert context.obs is not None
-        return context.obs
-    return context.encoding
+class CompactPolicy(Policy[EncodedContext, T]):
+    """A policy that sees with this encoder. A record is the observation where it is trained, else the encoding."""
+
+    def __init__(self, config: CompactEncoderConfig, robot: RobotSpec) -> None:
+        super().__init__()
+        self.encoder = CompactEncoder(
+            config, cameras=len(robot.cameras), image_size=robot.image_size, state_dim=robot.state_dim
+        )
+        self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
+
+    def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
+        self.normalizer.fit(state, action)
+
+    def encode(self, obs: Observation, state: TensorDataclass) -> tuple[EncodedContext, TensorDataclass]:
+        return EncodedContext(encoding=self.encoding(self.encoder, obs), obs=obs), state
+
+    def encoding(self, encoder: CompactEncoder, obs: Observation) -> Encoding:
+        """What ``encoder``, its own or a copy of it, makes of an observation."""
+        with self.autocast():
+            return encoder(obs, self.normalizer.normalize_state(obs.state)).map(Tensor.float)
+
+    def store(self, context: EncodedContext) -> TensorDataclass:
+        if is_trained(self.encoder):
+            assert context.obs is not None
+            return context.obs
+        return context.encoding
+
+    def restore(self, record: TensorDataclass) -> EncodedContext:
+        if isinstance(record, Observation):
+            return self.encode(record, self.initial_state(len(record)))[0]
+        assert isinstance(record, Encoding)
+        return EncodedContext(encoding=record, obs=None)
+
+    def value_features(self, context: EncodedContext) -> Float[Tensor, "B value_dim"]:
+        return context.encoding.pooled.detach()
 
 
 class Forecast(nn.Module):

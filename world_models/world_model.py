@@ -1,4 +1,4 @@
-"""The interface between world models and everything that generates imagined rollouts with them.
+"""What passes between world models and everything that generates imagined rollouts with them.
 
     latent    = encode(images)                        images <-> what the model predicts
     prefill   = prefill(history)                      everything that does not depend on the coming actions
@@ -13,13 +13,11 @@ Observations within a chunk are other values of ``length`` from the same prefill
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from policies.policy import RobotSpec
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
 
@@ -97,41 +95,3 @@ class ImaginedObservation(TensorDataclass):
     latent: Float[Tensor, "*B cameras channels height width"]
     state: Float[Tensor, "*B state_dim"]
     error: Float[Tensor, "*B"]
-
-
-@runtime_checkable
-class WorldModel(Protocol):
-    """Action-conditioned video dynamics of all cameras together with the robot's state, one action chunk per call."""
-
-    robot: RobotSpec
-    action_horizon: int
-    latent_shape: tuple[int, int, int, int]  # cameras, channels, height, width
-
-    def encode(
-        self, images: UInt8[Tensor, "*B cameras image_height image_width 3"]
-    ) -> Float[Tensor, "*B cameras channels height width"]:
-        """Images to float32 latents of ``latent_shape``."""
-        ...
-
-    def decode(
-        self, latent: Float[Tensor, "*B cameras channels height width"]
-    ) -> UInt8[Tensor, "*B cameras image_height image_width 3"]:
-        """Latents of ``latent_shape`` to images."""
-        ...
-
-    def prefill(self, history: History) -> TensorDataclass:
-        """What all predictions from ``history`` share."""
-        ...
-
-    def sample_chunk(
-        self,
-        prefill: TensorDataclass,
-        action: Float[Tensor, "B H A"],
-        length: Int[Tensor, " B"],
-        noise: Float[Tensor, "B cameras channels height width"],
-    ) -> ImaginedObservation:
-        """The observation after the first ``length`` (1..H) of ``action``; later actions are not read. No graph.
-
-        Deterministic: the same prefill, actions and standard normal ``noise`` give the same prediction.
-        """
-        ...

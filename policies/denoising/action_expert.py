@@ -73,13 +73,6 @@ class ActionExpert(nn.Module):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
 
-    def add_noise_head(self) -> None:
-        """Start a noise head at 0, the geometric middle of its bounds. Does nothing if there is one."""
-        if self.noise is None:
-            self.noise = nn.Linear(self.target.in_features, self.target.out_features).to(self.target.weight.device)
-            nn.init.zeros_(self.noise.weight)
-            nn.init.zeros_(self.noise.bias)
-
     def prefill(self, encoding: Encoding) -> Prefill:
         """Once per observation."""
         summary = self.pooled(encoding.pooled)

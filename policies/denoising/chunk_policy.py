@@ -133,3 +133,15 @@ class DenoisedChunks(Policy[C, DenoisingTrace]):
     def entropy(self, context: C, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
         transition, _ = trace_transition(self.predict_noise(context), self.explore_kernel, trace)
         return transition.entropy()
+
+
+class Conditionable(DenoisedChunks[C]):
+    """A denoising policy whose context an embedding of ``condition_width`` numbers can be added to."""
+
+    @property
+    @abstractmethod
+    def condition_width(self) -> int: ...
+
+    @abstractmethod
+    def conditioned(self, context: C, embedding: Float[Tensor, "B width"]) -> C:
+        """``context`` with ``embedding`` added; differentiable in it."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from policies.denoising.objectives import Diffusion, FlowMatching, Objective
 from sims.numbers.ranges import Depth, Interval, PositiveFloat, Share
@@ -266,6 +266,14 @@ class FlowNoise(Kernel):
         share = (torch.tanh(prediction.noise.to(x_t.dtype)) + 1) / 2
         mean = x_t - dt * prediction.target.to(x_t.dtype)
         return Transition(mean=mean, std=torch.exp(low + (high - low) * share))
+
+
+def noise_head_beside(target: nn.Linear) -> nn.Linear:
+    """A noise head for ``FlowNoise`` beside the output layer; its 0 is the geometric middle of the bounds."""
+    head = nn.Linear(target.in_features, target.out_features).to(target.weight.device)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
 
 
 class DDPM(Kernel):

@@ -16,15 +16,15 @@ from episodes.sampler import Targets
 from policies.compact_encoder import (
     CompactEncoder,
     CompactEncoderConfig,
+    CompactPolicy,
     EncodedContext,
     Encoding,
     Forecast,
     HasCompactEncoder,
-    store_encoded,
 )
 from policies.denoising.action_expert import ActionExpert, ActionExpertConfig, Prefill
-from policies.denoising.chunk_policy import DenoisedChunks
-from policies.denoising.denoise import Predict
+from policies.denoising.chunk_policy import Conditionable
+from policies.denoising.denoise import DenoisingTrace, Predict
 from policies.denoising.guidance import guided
 from policies.denoising.kernels import (
     DDIMConfig,
@@ -36,13 +36,11 @@ from policies.denoising.kernels import (
     Prediction,
     build_act_kernel,
     build_kernel,
+    noise_head_beside,
 )
 from policies.denoising.objectives import DiffusionConfig, FlowMatching, FlowMatchingConfig, build_objective
-from policies.normalizer import Normalizer
 from policies.policy import PolicySpec, RobotSpec, is_trained, masked_mean
 from sims.numbers.ranges import Count, NonNegativeFloat, Share, Width
-from sims.tensor_dataclass import TensorDataclass
-from sims.vector_env import Observation
 
 ExploreConfig = FlowSDEConfig | FlowCPSConfig | FlowNoiseConfig | DDPMConfig | DDIMConfig
 
@@ -82,7 +80,7 @@ class DenoisingPolicyConfig:
             )
 
 
-class DenoisingPolicy(DenoisedChunks[EncodedContext], HasCompactEncoder):
+class DenoisingPolicy(CompactPolicy[DenoisingTrace], Conditionable[EncodedContext], HasCompactEncoder):
     """Flow matching and diffusion alike."""
 
     config: DenoisingPolicyConfig
@@ -90,12 +88,9 @@ class DenoisingPolicy(DenoisedChunks[EncodedContext], HasCompactEncoder):
     frozen_expert: ActionExpert | None
 
     def __init__(self, config: DenoisingPolicyConfig, robot: RobotSpec) -> None:
-        super().__init__()
+        super().__init__(config.encoder, robot)
         self.objective = build_objective(config.objective)
         self.act_kernel = build_act_kernel(config.act, self.objective)
-        self.encoder = CompactEncoder(
-            config.encoder, cameras=len(robot.cameras), image_size=robot.image_size, state_dim=robot.state_dim
-        )
         pooled_width = self.encoder.pooled_width
         self.expert = ActionExpert(
             config.expert,
@@ -105,7 +100,6 @@ class DenoisingPolicy(DenoisedChunks[EncodedContext], HasCompactEncoder):
             pooled_width=pooled_width,
         )
         self.forecast = Forecast(config.encoder, pooled_width=pooled_width, state_dim=robot.state_dim)
-        self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
         self.spec = PolicySpec(
             robot=robot,
             action_horizon=config.action_horizon,
@@ -119,7 +113,7 @@ class DenoisingPolicy(DenoisedChunks[EncodedContext], HasCompactEncoder):
         if not self.explore_kernel.trained_steps:
             raise ValueError(f"explore must be stochastic; got {config.explore}")
         if self.explore_kernel.learned_noise:
-            self.expert.add_noise_head()
+            self.expert.noise = noise_head_beside(self.expert.target)
         self.prepare_to_explore()
 
     def prepare_to_explore(self) -> None:
@@ -134,13 +128,7 @@ class DenoisingPolicy(DenoisedChunks[EncodedContext], HasCompactEncoder):
             "encoder": [*self.encoder.parameters(), *self.forecast.parameters()],
         }
 
-    def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
-        self.normalizer.fit(state, action)
-
     # -- acting ----------------------------------------------------------------------------------------------------
-
-    def encode(self, obs: Observation, state: TensorDataclass) -> tuple[EncodedContext, TensorDataclass]:
-        return EncodedContext(encoding=self._encoding(self.encoder, obs), obs=obs), state
 
     def holding(
         self, predict: Predict, committed: Float[Tensor, "B H A"] | None, known: Bool[Tensor, "*B H"] | None
@@ -179,20 +167,6 @@ class DenoisingPolicy(DenoisedChunks[EncodedContext], HasCompactEncoder):
         encoding = replace(context.encoding, pooled=context.encoding.pooled + embedding)
         return replace(context, encoding=encoding, added=embedding)
 
-    # -- learning by likelihood -------------------------------------------------------------------------------------
-
-    def store(self, context: EncodedContext) -> TensorDataclass:
-        return store_encoded(self.encoder, context)
-
-    def restore(self, record: TensorDataclass) -> EncodedContext:
-        if isinstance(record, Observation):
-            return self.encode(record, self.initial_state(len(record)))[0]
-        assert isinstance(record, Encoding)
-        return EncodedContext(encoding=record, obs=None)
-
-    def value_features(self, context: EncodedContext) -> Float[Tensor, "B value_dim"]:
-        return context.encoding.pooled.detach()
-
     # -- learning from demonstrations --------------------------------------------------------------------------------
 
     def bc_loss(self, context: EncodedContext, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
@@ -230,10 +204,6 @@ class DenoisingPolicy(DenoisedChunks[EncodedContext], HasCompactEncoder):
 
     # -- the network ---------------------------------------------------------------------------------------------------
 
-    def _encoding(self, encoder: CompactEncoder, obs: Observation) -> Encoding:
-        with self.autocast():
-            return encoder(obs, self.normalizer.normalize_state(obs.state)).map(Tensor.float)
-
     def predict(self, context: EncodedContext) -> Predict:
         return self._bind(self.expert, self._prefill(context.encoding, self.expert))
 
@@ -243,7 +213,7 @@ class DenoisingPolicy(DenoisedChunks[EncodedContext], HasCompactEncoder):
             return None
         added = context.added
         if context.obs is not None and is_trained(self.encoder):
-            context = replace(context, encoding=self._encoding(self.frozen_encoder, context.obs))
+            context = replace(context, encoding=self.encoding(self.frozen_encoder, context.obs))
             context = context if added is None else self.conditioned(context, added)
         return self._bind(self.frozen_expert, self._prefill(context.encoding, self.frozen_expert))
 

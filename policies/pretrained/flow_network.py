@@ -34,14 +34,6 @@ class FlowNetwork(nn.Module, ABC):
         It takes x_t [B, S, chunk, padded] and t [B or 1, S]; the S steps share the context and do not see each other.
         """
 
-    def add_noise_head(self) -> None:
-        """Start a noise head at 0, the geometric middle of its bounds. Does nothing if there is one."""
-        if self.noise_head is None:
-            out = self.action_out_proj
-            self.noise_head = nn.Linear(out.in_features, out.out_features).to(out.weight.device)
-            nn.init.zeros_(self.noise_head.weight)
-            nn.init.zeros_(self.noise_head.bias)
-
     def read_out(self, hidden: Float[Tensor, "B S chunk width"]) -> Prediction:
         """Velocity and noise, from the expert's output at the actions."""
         hidden = hidden.to(self.action_out_proj.weight.dtype)

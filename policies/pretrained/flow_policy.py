@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from episodes.sampler import Targets
-from policies.denoising.chunk_policy import DenoisedChunks
+from policies.denoising.chunk_policy import Conditionable
 from policies.denoising.denoise import DenoisingTrace, Predict
 from policies.denoising.executed import ExecutedOnly
 from policies.denoising.kernels import (
@@ -31,18 +31,20 @@ from policies.denoising.kernels import (
     FlowSDEConfig,
     Prediction,
     build_kernel,
+    noise_head_beside,
 )
 from policies.denoising.objectives import FlowMatching, FlowMatchingConfig
 from policies.device import Precision
 from policies.policy import PolicySpec, RobotSpec, masked_mean
-from policies.pretrained.checkpoint import Layout, PublishedWeights, load_published
 from policies.pretrained.context import PrefixCache, VLAContext
 from policies.pretrained.convention import Convention
+from policies.pretrained.decoder import DecoderConfig, check_expert
 from policies.pretrained.flow_network import FlowNetwork
 from policies.pretrained.kept_prefix import KeptPrefix, cached_numbers, numbers_bytes
 from policies.pretrained.lora import LoRAConfig, add_lora, lora_parameters
 from policies.pretrained.storage import StorageConfig
 from policies.pretrained.tokenizer import PromptTokenizer
+from policies.pretrained.vision import VisionConfig
 from sims.numbers.ranges import Width
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
@@ -58,7 +60,8 @@ class FlowVLAConfig:
     ``padded_dim``: width that states and actions are padded to with zeros after normalizing. ``explore`` samples and is
     trained; ``act`` deploys. ``loss_draws``: (noise, t) pairs per observation in bc_loss. ``checkpointing``: layers are
     recomputed in the backward pass. ``prefix_precision`` bfloat16: the prefix's matrices are stored, and the prefix is
-    computed, in bfloat16; the expert stays float32. ``lora``: of the prefix's linear layers.
+    computed, in bfloat16; the expert stays float32. ``lora``: of the prefix's linear layers. ``prompt_tokens``: prompts
+    are padded to this length, longer ones cut.
     """
 
     action_horizon: Width = 10
@@ -72,23 +75,24 @@ class FlowVLAConfig:
     prefix_precision: Precision = "float32"
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
+    prompt_tokens: Width = 48
+    vision: VisionConfig
+    language: DecoderConfig
+    expert: DecoderConfig
 
     def __post_init__(self) -> None:
         if not 1 <= self.action_horizon <= self.chunk_size:
             raise ValueError(
                 f"policy.action_horizon must be within 1..{self.chunk_size}, the chunk_size, got {self.action_horizon}"
             )
+        check_expert(self.expert, self.language)
 
 
-class FlowVLA(KeptPrefix[VLAContext, DenoisingTrace], DenoisedChunks[VLAContext]):
+class FlowVLA(KeptPrefix[VLAContext, DenoisingTrace], Conditionable[VLAContext]):
     """Subclasses make ``network`` and say what its prefix is (``_prefix``) and which parts make it."""
 
     config: FlowVLAConfig
-    layout: ClassVar[Layout]
-    can_be_traced = False  # the tokenizer is not a computation of tensors
     network: FlowNetwork
-    tokenizer: PromptTokenizer
-    state_quantiles: tuple[float, float] | None = None  # of ``Normalizer.fit``
 
     def __init__(
         self,
@@ -113,37 +117,17 @@ class FlowVLA(KeptPrefix[VLAContext, DenoisingTrace], DenoisedChunks[VLAContext]
             noise_shape=(config.chunk_size, config.padded_dim),
         )
         self.config = config
-        self.explore_with(config.explore)
+        self.explore_kernel = ExecutedOnly(
+            build_kernel(config.explore, self.objective),
+            self.act_kernel,
+            horizon=config.action_horizon,
+            dims=robot.action_dim,
+        )
+        if self.explore_kernel.learned_noise:
+            network.noise_head = noise_head_beside(network.action_out_proj)
         add_lora(self.prefix_modules, config.lora)
         for parameter in network.language.behind_the_cache():
             parameter.requires_grad_(False)
-
-    def explore_with(self, explore: ExploreConfig) -> None:
-        """Set the exploring kernel, and a noise head for flow_noise. Call it before the optimizer is made."""
-        self.explore_kernel = ExecutedOnly(
-            build_kernel(explore, self.objective),
-            self.act_kernel,
-            horizon=self.config.action_horizon,
-            dims=self.spec.robot.action_dim,
-        )
-        if self.explore_kernel.learned_noise:
-            self.network.add_noise_head()
-        self.config = replace(self.config, explore=explore)
-
-    def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
-        self.config.convention.refuse_fitting()
-        self.normalizer.fit(state, action, state_quantiles=self.state_quantiles)
-
-    def load_published(self, weights: PublishedWeights) -> list[str]:
-        """Weights, scales and tokenizer of a checkpoint; the names of its dead weights. CheckpointError."""
-        dead = load_published(self.network, self.normalizer, weights, self.layout)
-        self.tokenizer.load(weights.tokenizer)
-        return dead
-
-    @property
-    def compiled_modules(self) -> Iterable[nn.Module]:
-        """The parts of ``network``, which is itself called by other names."""
-        return self.network.children()
 
     # -- the prefix ------------------------------------------------------------------------------------------------
 
@@ -198,7 +182,7 @@ class FlowVLA(KeptPrefix[VLAContext, DenoisingTrace], DenoisedChunks[VLAContext]
 
     @property
     def _cached_of_token(self) -> tuple[int, int, int, int, int]:
-        language: Any = self.config.language  # type: ignore[attr-defined]  # every subclass's configuration has it
+        language = self.config.language
         return language.depth, 2, language.kv_heads, 1, language.head_dim
 
     def conditioned(self, context: VLAContext, embedding: Float[Tensor, "B width"]) -> VLAContext:
@@ -257,11 +241,10 @@ class FlowVLA(KeptPrefix[VLAContext, DenoisingTrace], DenoisedChunks[VLAContext]
         return F.pad(values, (0, self.config.padded_dim - values.shape[-1]))
 
 
-def cache_bytes(config: Any, *, cameras: int, precision: Precision) -> int:
+def cache_bytes(config: FlowVLAConfig, *, cameras: int, precision: Precision) -> int:
     """Of the keys and values of one observation."""
-    language, side = config.language, config.vision.image_size // config.vision.patch_size
-    tokens = cameras * (side // getattr(config, "shuffle", 1)) ** 2 + config.prompt_tokens
-    return numbers_bytes(cached_numbers(language, tokens), precision)
+    side = config.vision.image_size // config.vision.patch_size // getattr(config, "shuffle", 1)
+    return numbers_bytes(cached_numbers(config.language, cameras * side**2 + config.prompt_tokens), precision)
 
 
 def _check_robot(config: FlowVLAConfig, robot: RobotSpec) -> None:

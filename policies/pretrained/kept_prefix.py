@@ -1,31 +1,59 @@
-"""What published policies have in common that encode an observation once: where they keep what a frozen prefix made."""
+"""What published policies have in common that encode an observation once: how a checkpoint is read into them, and where
+they keep what a frozen prefix made."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from policies.device import Precision
+from policies.normalizer import Normalizer
 from policies.policy import C, Policy, T
+from policies.pretrained.checkpoint import Layout, PublishedWeights, load_published
 from policies.pretrained.decoder import DecoderConfig
 from policies.pretrained.matrices import lower_precision
+from policies.pretrained.tokenizer import PromptTokenizer
 from sims.devices.crossing import crossing
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
 
 
 class KeptPrefix(Policy[C, T]):
-    """Its context has ``obs``, its configuration ``storage`` and ``prefix_precision``.
+    """Its context has ``obs``, its configuration ``convention``, ``storage`` and ``prefix_precision``.
 
     A record is the context without its observation, or the observation alone: where the prefix is trained, and where
     ``storage`` has no room for as many records as are planned. It is in the host's memory but where ``storage`` says
     device.
     """
 
+    can_be_traced = False  # the tokenizer is not a computation of tensors
+    network: nn.Module
+    tokenizer: PromptTokenizer
+    normalizer: Normalizer
+    layout: Layout
+    state_quantiles: tuple[float, float] | None = None  # of ``Normalizer.fit``
     _planned, _in_host = 0, False
+
+    def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
+        self.config.convention.refuse_fitting()
+        self.normalizer.fit(state, action, state_quantiles=self.state_quantiles)
+
+    def load_published(self, weights: PublishedWeights) -> list[str]:
+        """Weights, scales and tokenizer of a checkpoint; the names of its dead weights. CheckpointError."""
+        dead = load_published(self.network, self.normalizer, weights, self.layout)
+        self.tokenizer.load(weights.tokenizer)
+        return dead
+
+    @property
+    def compiled_modules(self) -> Iterable[nn.Module]:
+        """The parts of ``network``, which is itself called by other names."""
+        return self.network.children()
 
     @property
     @abstractmethod

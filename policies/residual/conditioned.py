@@ -15,14 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from episodes.sampler import Targets
-from policies.denoising.denoise import Predict, between
+from policies.denoising.chunk_policy import Conditionable
+from policies.denoising.denoise import between
 from policies.policy import ActionSample, Policy, RobotSpec
 from policies.registry import POLICIES, PolicyConfig, build_policy
 from policies.residual.on_base import InBaseContext
@@ -30,33 +31,6 @@ from sims.errors import UserError
 from sims.numbers.ranges import NonNegativeFloat
 
 UNLABELED, NOT_GOOD, GOOD = -1, 0, 1
-
-
-@runtime_checkable
-class Conditionable(Protocol):
-    """A denoising policy whose context an embedding of ``condition_width`` numbers can be added to."""
-
-    @property
-    def condition_width(self) -> int: ...
-
-    def conditioned(self, context: Any, embedding: Float[Tensor, "B width"]) -> Any:
-        """``context`` with ``embedding`` added; differentiable in it."""
-        ...
-
-    def predict(self, context: Any) -> Predict:
-        """What the network predicts for this context."""
-        ...
-
-    def act_by(
-        self,
-        predict: Predict,
-        context: Any,
-        noise: Float[Tensor, "B noise_length noise_width"],
-        committed: Float[Tensor, "B H A"] | None,
-        known: Bool[Tensor, " H"] | None,
-    ) -> Float[Tensor, "B H A"]:
-        """``act_from_noise``, denoising by ``predict``."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,16 +46,17 @@ class ConditionedPolicy(InBaseContext[Any, Any]):
     """A policy of the registry that is ``Conditionable``, and the embeddings of "not good" and "good"."""
 
     config: ConditionedPolicyConfig
+    base: Conditionable[Any]
     can_be_traced = False  # nobody has exported one yet
 
     def __init__(self, config: ConditionedPolicyConfig, robot: RobotSpec) -> None:
         super().__init__()
         self.config = config
-        self.base = build_policy(config.base, robot)
-        if not isinstance(self.base, Conditionable):
+        base = build_policy(config.base, robot)
+        if not isinstance(base, Conditionable):
             raise UserError(f"a policy that is a {config.base.name} cannot be conditioned: set recap.condition to null")
-        self.spec = self.base.spec
-        self.labels = nn.Parameter(torch.zeros(2, self.base.condition_width))
+        self.base, self.spec = base, base.spec
+        self.labels = nn.Parameter(torch.zeros(2, base.condition_width))
 
     def prepare_to_explore(self) -> None:
         self.base.prepare_to_explore()
@@ -92,7 +67,7 @@ class ConditionedPolicy(InBaseContext[Any, Any]):
     def labelled(self, context: Any, label: Int[Tensor, " B"]) -> Any:
         """``label``: UNLABELED, NOT_GOOD or GOOD for each."""
         embedding = self.labels[label.clamp(min=0)] * (label != UNLABELED)[:, None]
-        return cast(Conditionable, self.base).conditioned(context, embedding)
+        return self.base.conditioned(context, embedding)
 
     def _good(self, context: Any) -> Any:
         return self.labelled(context, torch.full((len(context),), GOOD, device=self.device))
@@ -113,9 +88,8 @@ class ConditionedPolicy(InBaseContext[Any, Any]):
         good, guidance = self._good(context), self.config.guidance
         if guidance == 1:
             return self.base.act_from_noise(good, noise, committed, known)
-        base = cast(Conditionable, self.base)
-        predict = between(base.predict(context), base.predict(good), guidance)
-        return base.act_by(predict, context, noise, committed, known)
+        predict = between(self.base.predict(context), self.base.predict(good), guidance)
+        return self.base.act_by(predict, context, noise, committed, known)
 
     # -- learning -----------------------------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ def running(
     """
     listening = listen(address)
     audit = AuditLog(folder / "audit.jsonl")
-    store = EpisodeStore(folder / "episodes", create=True, jpeg_quality=None)
+    store = EpisodeStore(folder / "episodes", create=True)
     session = CorrectionSession(env, versions, store, settings, starts=starts, split=split, audit=audit)
     shown = frames_of(env, display, settings.image_size)
     frames = FrameThread(shown, jpeg_quality=settings.jpeg_quality)

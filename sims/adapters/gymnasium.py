@@ -15,15 +15,14 @@ from sims.errors import UserError, refused_by
 from sims.experts.gymnasium import CHECKS, EXPERTS, ExpertFunction, GymnasiumExpert
 from sims.experts.named import load_expert_function
 from sims.numbers.ranges import Names, PositiveFloat, PositiveInt
-from sims.subproc.latency import Latency
-from sims.subproc.single_env import Reward, SingleSpec, StepResult, check_plain, instruction_from, seed32
-from sims.subproc.worker_config import WorkerConfig
+from sims.subproc.single_env import Reward, SingleSpec, StepResult, check_plain, instruction_from, seed32, to_box
+from sims.subproc.worker_config import WorkerPoolConfig
 
 RENDER, OBSERVATION = "render", "observation"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GymnasiumConfig:
+class GymnasiumConfig(WorkerPoolConfig):
     """``id``: as for ``gymnasium.make``; ``my_package.envs:Mine-v0`` imports ``my_package.envs`` first.
 
     ``state``: keys of a dictionary observation whose values, in this order, are the state; empty where the observation
@@ -48,9 +47,6 @@ class GymnasiumConfig:
     reward: Reward = "sparse"
     max_steps: PositiveInt | None = None
     control_hz: PositiveFloat | None = None
-    num_envs: PositiveInt = 8
-    latency: Latency = field(default_factory=Latency)
-    workers: WorkerConfig = field(default_factory=WorkerConfig)
 
     def __post_init__(self) -> None:
         check_plain(self.arguments, "arguments")
@@ -109,7 +105,7 @@ class Gymnasium:
             self._expert.reset()
 
     def step(self, action: np.ndarray) -> StepResult:
-        scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)
+        scaled = to_box(action, self._low, self._high)
         space = self._env.action_space
         if np.issubdtype(space.dtype, np.integer):
             scaled = np.rint(scaled)

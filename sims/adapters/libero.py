@@ -8,7 +8,7 @@ import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -16,13 +16,13 @@ import numpy as np
 from sims.errors import UserError
 from sims.experts.libero import has_expert, pick_and_place
 from sims.mujoco.cameras import VISUAL_GROUPS, MujocoCameras
-from sims.mujoco.detail import Detail
+from sims.mujoco.config import MujocoConfig
 from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
 from sims.mujoco.stepping import check_stable
 from sims.numbers.ranges import Count, Distinct, ImageSize, Names, PositiveInt
 from sims.subproc.latency import Latency
 from sims.subproc.single_env import SingleSpec, StepResult, seed32
-from sims.subproc.worker_config import WorkerConfig
+from sims.subproc.worker_config import WorkerPoolConfig
 
 Suite = Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
 Split = Literal["train", "standard", "pro_language", "pro_object", "pro_swap", "pro_task"]
@@ -47,7 +47,7 @@ IMAGES = {"benchmark": "LIBERO's own rotated by 180 degrees", "upright": "uprigh
 
 
 @dataclass(frozen=True, kw_only=True)
-class LiberoConfig:
+class LiberoConfig(MujocoConfig, WorkerPoolConfig):
     """``tasks``: numbers within the suite, in turn; empty: all. ``split``: "train" samples starts from the tasks' own
     regions; every other one evaluates on the published initial states, fifty per task: "standard" of LIBERO, "pro_..."
     of LIBERO-PRO with other instructions, objects, swapped positions or other tasks.
@@ -67,13 +67,8 @@ class LiberoConfig:
     image_size: ImageSize = (224, 224)
     orientation: Literal["benchmark", "upright"] = "benchmark"
     fast_rendering: bool = False
-    detail: Detail = "full"
     max_steps: PositiveInt | None = None
     kept_tasks: PositiveInt = 2
-    num_envs: PositiveInt = 8
-    randomization: MujocoRandomization = field(default_factory=MujocoRandomization)
-    latency: Latency = field(default_factory=Latency)
-    workers: WorkerConfig = field(default_factory=WorkerConfig)
 
     def under_protocol(self, name: str) -> LiberoConfig:
         """With every setting that published scores depend on; ``name``: a split. Raises UserError."""
@@ -210,7 +205,7 @@ class Libero:
         with _computed_once(self._env.sim):
             self._observation, _, success, _ = self._env.step(np.clip(action, -1.0, 1.0))
         check_stable(self._env.sim.data._data)
-        return StepResult(terminated=False, truncated=False, success=bool(success))
+        return StepResult(success=bool(success))
 
     def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
         obs = self._observation
@@ -219,7 +214,7 @@ class Libero:
         if not self.config.cameras:
             return
         if self._task not in self._cameras:
-            self._cameras[self._task] = MujocoCameras.of(
+            self._cameras[self._task] = MujocoCameras(
                 self._env.sim.model._model, self.config.cameras, self.config, groups=VISUAL_GROUPS
             )
         self._cameras[self._task].render(self._observed[self._task], images)

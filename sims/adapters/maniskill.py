@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -16,9 +16,8 @@ from sims.errors import UserError, refused_by
 from sims.experts.grasping import grasp_and_carry
 from sims.experts.pushing import push_to
 from sims.numbers.ranges import ImageSize, Names, PositiveInt
-from sims.subproc.latency import Latency
-from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_from, seed32
-from sims.subproc.worker_config import WorkerConfig
+from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_from, seed32, to_box
+from sims.subproc.worker_config import WorkerPoolConfig
 
 INSTRUCTIONS = {
     "PickCube-v1": "pick up the red cube and bring it to the goal",
@@ -36,7 +35,7 @@ ACTION_M = 0.1  # end-effector motion of a full action of pd_ee_delta_pose, mete
 
 
 @dataclass(frozen=True, kw_only=True)
-class ManiSkillConfig:
+class ManiSkillConfig(WorkerPoolConfig):
     """``robot``: a registered one instead of the task's own, as panda_wristcam, which has a ``hand_camera``.
     ``state``: "given" is the state that ManiSkill returns with images, "full" adds the poses of objects.
 
@@ -61,9 +60,6 @@ class ManiSkillConfig:
     reset_each_env: bool = True
     instruction: str | None = None
     max_steps: PositiveInt | None = None
-    num_envs: PositiveInt = 8
-    latency: Latency = field(default_factory=Latency)
-    workers: WorkerConfig = field(default_factory=WorkerConfig)
 
     def __post_init__(self) -> None:
         for name, given in (("latency", self.latency.most > 0), ("reconfigure", self.reconfigure)):
@@ -90,12 +86,11 @@ class ManiSkill:
         self._observation, _ = self._env.reset(seed=seed32(seed) % 2**31, options=options)
 
     def step(self, action: np.ndarray) -> StepResult:
-        scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)
+        scaled = to_box(action, self._low, self._high)
         self._observation, reward, terminated, _, info = self._env.step(scaled.astype(np.float32))
         return StepResult(
             reward=float(reward) if self.config.reward == "shaped" else None,
             terminated=bool(terminated),
-            truncated=False,
             success=bool(info.get("success", False)),
         )
 

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import importlib.metadata
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from sims.errors import UserError
 from sims.mujoco.cameras import MujocoCameras
-from sims.mujoco.detail import Detail
-from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
+from sims.mujoco.config import MujocoConfig
+from sims.mujoco.randomization import RandomizedModel
 from sims.mujoco.stepping import check_stable
 from sims.numbers.ranges import ImageSize, Names, PositiveInt, SomeNames
-from sims.subproc.latency import Latency
 from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_from, seed32
-from sims.subproc.worker_config import WorkerConfig
+from sims.subproc.worker_config import WorkerPoolConfig
 
 FULL_STATE, ARM_STATE = 39, 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetaworldConfig:
+class MetaworldConfig(MujocoConfig, WorkerPoolConfig):
     """``tasks``: names without their version, e.g. reach, drawer-open; a run alternates between them.
 
     ``state``: "arm" is the hand's position and the gripper's opening (the policy must see the rest in the images),
@@ -36,13 +35,7 @@ class MetaworldConfig:
     image_size: ImageSize = (128, 128)
     state: Literal["arm", "full"] = "arm"
     reward: Reward = "sparse"
-    fast_rendering: bool = True
-    detail: Detail = "full"
     max_steps: PositiveInt = 500
-    num_envs: PositiveInt = 8
-    randomization: MujocoRandomization = field(default_factory=MujocoRandomization)
-    latency: Latency = field(default_factory=Latency)
-    workers: WorkerConfig = field(default_factory=WorkerConfig)
 
 
 class Metaworld:
@@ -91,8 +84,6 @@ class Metaworld:
         check_stable(self._env.data)
         return StepResult(
             reward=float(reward) if self.config.reward == "shaped" else None,
-            terminated=False,
-            truncated=False,
             success=bool(info["success"]),
         )
 
@@ -101,7 +92,7 @@ class Metaworld:
         if not self.config.cameras:
             return
         if self._task not in self._cameras:
-            self._cameras[self._task] = MujocoCameras.of(self._env.model, self.config.cameras, self.config)
+            self._cameras[self._task] = MujocoCameras(self._env.model, self.config.cameras, self.config)
         self._cameras[self._task].render(self._env.data, images)
         for camera, image in zip(self.config.cameras, images, strict=True):
             if self._env.data.camera(camera).xmat[7] < 0:  # its up axis points down: Meta-World hangs some this way

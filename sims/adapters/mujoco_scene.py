@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,19 +15,18 @@ from sims.adapters.scene_file import Condition, check_name, read_scene
 from sims.errors import UserError
 from sims.experts.named import load_expert_function
 from sims.mujoco.cameras import MujocoCameras
-from sims.mujoco.detail import Detail
-from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
+from sims.mujoco.config import MujocoConfig
+from sims.mujoco.randomization import RandomizedModel
 from sims.mujoco.stepping import check_stable, physics_steps
 from sims.numbers.ranges import PositiveInt
-from sims.subproc.latency import Latency
 from sims.subproc.single_env import SingleSpec, StepResult
-from sims.subproc.worker_config import WorkerConfig
+from sims.subproc.worker_config import WorkerPoolConfig
 
 START_DRAWS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class MujocoSceneConfig:
+class MujocoSceneConfig(MujocoConfig, WorkerPoolConfig):
     """``scene``: the YAML file (docs/simulators/mujoco_scene.md). ``fast_rendering``: no shadows and reflections.
 
     ``expert``: "package.module:function", a function of a MujocoScene that returns the next action of a demonstration.
@@ -37,13 +36,7 @@ class MujocoSceneConfig:
     scene: Path
     expert: str | None = None
     image_size: tuple[PositiveInt, PositiveInt] = (64, 64)
-    fast_rendering: bool = True
-    detail: Detail = "full"
     max_steps: PositiveInt = 100
-    num_envs: PositiveInt = 8
-    randomization: MujocoRandomization = field(default_factory=MujocoRandomization)
-    latency: Latency = field(default_factory=Latency)
-    workers: WorkerConfig = field(default_factory=WorkerConfig)
 
 
 class MujocoScene:
@@ -207,8 +200,7 @@ class MujocoScene:
         check_stable(data)
         self._update_poses()
         self._held = (self._held + 1) * self._achieved()
-        success = self._held >= self.scene.hold_steps
-        return StepResult(reward=float(success), terminated=success, truncated=False, success=success)
+        return StepResult(success=self._held >= self.scene.hold_steps)
 
     def _update_poses(self) -> None:
         """Of what goals and images are made from: mj_step leaves those from before its last physics step."""
@@ -258,7 +250,7 @@ class MujocoScene:
         if not self.scene.cameras:
             return
         if self._cameras is None:
-            self._cameras = MujocoCameras.of(self._model, self.scene.cameras, self.config)
+            self._cameras = MujocoCameras(self._model, self.scene.cameras, self.config)
         self._cameras.render(self._data, images)
 
     def _state(self) -> np.ndarray:

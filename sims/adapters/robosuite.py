@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -14,13 +14,12 @@ from sims.experts.door import open_door
 from sims.experts.grasping import grasp_and_carry
 from sims.experts.osc_pose import action
 from sims.mujoco.cameras import VISUAL_GROUPS, MujocoCameras
-from sims.mujoco.detail import Detail
-from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
+from sims.mujoco.config import MujocoConfig
+from sims.mujoco.randomization import RandomizedModel
 from sims.mujoco.stepping import check_stable, physics_steps
 from sims.numbers.ranges import ImageSize, Names, PositiveFloat, PositiveInt
-from sims.subproc.latency import Latency
-from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_from, seed32
-from sims.subproc.worker_config import WorkerConfig
+from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_from, seed32, to_box
+from sims.subproc.worker_config import WorkerPoolConfig
 
 INSTRUCTIONS = {
     "Lift": "lift the red cube",
@@ -39,7 +38,7 @@ PROPRIOCEPTION = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RobosuiteConfig:
+class RobosuiteConfig(MujocoConfig, WorkerPoolConfig):
     """``robots``: one name per arm. ``controller``: a composite controller of robosuite, e.g. BASIC or IK_POSE's file.
 
     ``state``: observables, in order. ``reward`` "shaped": robosuite's shaped reward.
@@ -57,14 +56,8 @@ class RobosuiteConfig:
     instruction: str | None = None
     reward: Reward = "sparse"
     reload: bool = False
-    fast_rendering: bool = True
-    detail: Detail = "full"
     control_hz: PositiveFloat = 20.0
     max_steps: PositiveInt = 200
-    num_envs: PositiveInt = 8
-    randomization: MujocoRandomization = field(default_factory=MujocoRandomization)
-    latency: Latency = field(default_factory=Latency)
-    workers: WorkerConfig = field(default_factory=WorkerConfig)
 
     def __post_init__(self) -> None:
         if not self.robots:
@@ -119,13 +112,11 @@ class Robosuite:
         self._randomized.draw(seed)
 
     def step(self, action: np.ndarray) -> StepResult:
-        scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)
+        scaled = to_box(action, self._low, self._high)
         self._observation, reward, _, _ = self._env.step(scaled)
         check_stable(self._env.sim.data._data)
         return StepResult(
             reward=float(reward) if self.config.reward == "shaped" else None,
-            terminated=False,
-            truncated=False,
             success=bool(self._env._check_success()),
         )
 
@@ -169,7 +160,7 @@ class Robosuite:
         if self._cameras is None or self._rendered_model is not model:
             if self._cameras is not None:
                 self._cameras.close()
-            self._cameras = MujocoCameras.of(model, self.config.cameras, self.config, groups=VISUAL_GROUPS)
+            self._cameras = MujocoCameras(model, self.config.cameras, self.config, groups=VISUAL_GROUPS)
             self._rendered_model = model
         return self._cameras
 

@@ -26,8 +26,7 @@ from sims.errors import UserError
 from sims.subproc.bootstrap import bootstrap, named
 from sims.subproc.single_env import SimulatorClass
 from sims.subproc.vector_env import SubprocVectorEnv
-from sims.subproc.worker_config import environment_variables, interpreter_of
-from sims.subproc.worker_group import PoolConfig
+from sims.subproc.worker_config import WorkerPoolConfig, environment_variables, interpreter_of
 from sims.vector_env import StartState
 
 SLICE_S = 0.5
@@ -80,7 +79,7 @@ class Measurement:
 
 
 def compare(
-    config: PoolConfig, simulator: SimulatorClass, *, against: Sequence[str], seconds: float, chunk: int = 8
+    config: WorkerPoolConfig, simulator: SimulatorClass, *, against: Sequence[str], seconds: float, chunk: int = 8
 ) -> list[Measurement]:
     """Ours and the peers ``against``, each for ``seconds`` in all, ours first.
 
@@ -106,7 +105,7 @@ def compare(
 
 
 @contextmanager
-def _ours(config: PoolConfig, simulator: SimulatorClass, *, chunk: int) -> Iterator[Run]:
+def _ours(config: WorkerPoolConfig, simulator: SimulatorClass, *, chunk: int) -> Iterator[Run]:
     """Worker processes that take ``chunk`` steps, then observe."""
     env = SubprocVectorEnv(config, simulator)
     n = env.spec.num_envs
@@ -139,7 +138,7 @@ def _ours(config: PoolConfig, simulator: SimulatorClass, *, chunk: int) -> Itera
 
 
 @contextmanager
-def _peer(config: PoolConfig, simulator: SimulatorClass, peer: str) -> Iterator[Run]:
+def _peer(config: WorkerPoolConfig, simulator: SimulatorClass, peer: str) -> Iterator[Run]:
     """A peer in a process of its own, with the interpreter and the environment variables of our workers."""
     request = named(simulator, config) | {"peer": peer, "num_envs": config.num_envs}
     code, packages = bootstrap(simulator, config, PEER_PROGRAM)

@@ -23,9 +23,9 @@ class GymnasiumExpert(Protocol):
         ...
 
 
-# Registered id -> a function of the unwrapped environment.
 # Registered id -> a check of the arguments of ``gymnasium.make``, which raises UserError.
 CHECKS: Mapping[str, Callable[[Mapping[str, Any]], None]] = {"gym_pusht/PushT-v0": check_pusht_arguments}
+# Registered id -> a function of the unwrapped environment.
 EXPERTS: Mapping[str, Callable[[Any], GymnasiumExpert]] = {"gym_pusht/PushT-v0": PushTExpert}
 
 ExpertFunction = Callable[[Any, Any], np.ndarray]

@@ -4,52 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
 from sims.errors import UserError
-from sims.mujoco.detail import Detail, low_detail
+from sims.mujoco.config import MujocoConfig
+from sims.mujoco.detail import low_detail
 
 DEFAULT_GROUPS = (0, 1, 2)  # that MuJoCo draws by default
 VISUAL_GROUPS = (1, 2)
 NEVER_DRAWN = 5  # a group that MuJoCo's default options hide
 
 
-@runtime_checkable
-class RenderSettings(Protocol):
-    """Of an adapter's configuration."""
-
-    @property
-    def image_size(self) -> tuple[int, int]: ...
-
-    @property
-    def fast_rendering(self) -> bool: ...
-
-    @property
-    def detail(self) -> Detail: ...
-
-
 class MujocoCameras:
     """Renders named cameras without the library's own renderer, which is ten times slower in software rendering.
 
-    ``image_size``: (height, width). ``fast``: without shadows, reflections and multisampling; what a camera does not
-    see is then left out before it is drawn. ``groups``: the geometry groups that are drawn. ``detail``: see
-    ``low_detail``. UserError for an unknown camera.
+    ``config``: with ``fast_rendering``, what a camera does not see is left out before it is drawn; for ``detail`` see
+    ``low_detail``. ``groups``: the geometry groups that are drawn. UserError for an unknown camera.
     """
 
     def __init__(
-        self,
-        model: Any,
-        cameras: Sequence[str],
-        *,
-        image_size: tuple[int, int],
-        fast: bool,
-        groups: Sequence[int],
-        detail: Detail = "full",
+        self, model: Any, cameras: Sequence[str], config: MujocoConfig, *, groups: Sequence[int] = DEFAULT_GROUPS
     ) -> None:
         import mujoco
 
+        image_size, fast = config.image_size, config.fast_rendering
         known = {model.camera(i).name: i for i in range(model.ncam)}
         unknown = [name for name in cameras if name not in known]
         if unknown:
@@ -62,7 +42,7 @@ class MujocoCameras:
         model.vis.global_.offwidth = max(width, model.vis.global_.offwidth)
         if fast:
             model.vis.quality.offsamples = 0
-        with low_detail(model, image_size) if detail == "low" else nullcontext():
+        with low_detail(model, image_size) if config.detail == "low" else nullcontext():
             self._renderer = mujoco.Renderer(model, height, width)
         if fast:
             for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
@@ -70,14 +50,6 @@ class MujocoCameras:
         self._option = mujoco.MjvOption()
         self._option.geomgroup[:] = 0
         self._option.geomgroup[list(groups)] = 1
-
-    @classmethod
-    def of(
-        cls, model: Any, cameras: Sequence[str], config: RenderSettings, *, groups: Sequence[int] = DEFAULT_GROUPS
-    ) -> MujocoCameras:
-        """As ``config`` says."""
-        size, fast, detail = config.image_size, config.fast_rendering, config.detail
-        return cls(model, cameras, image_size=size, fast=fast, groups=groups, detail=detail)
 
     def render(self, data: Any, images: np.ndarray) -> None:
         """Write uint8 [cameras, height, width, 3], first image row at the top."""

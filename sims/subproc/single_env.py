@@ -61,14 +61,15 @@ class SingleSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """Result of one control step. ``truncated``: a limit of the simulator's own; ``max_steps`` is applied outside.
+    """Result of one control step. ``terminated``: besides success, which ends an episode in any case. ``truncated``: a
+    limit of the simulator's own; ``max_steps`` is applied outside.
 
     ``reward`` None is the sparse one: 1 for success, otherwise 0.
     """
 
-    terminated: bool
-    truncated: bool
     success: bool
+    terminated: bool = False
+    truncated: bool = False
     reward: float | None = None
 
 
@@ -76,8 +77,7 @@ class StepResult:
 class SingleEnv(Protocol):
     """One episode at a time. The constructor takes the adapter's configuration dataclass.
 
-    ``max_steps`` and the persistence of success are applied outside: ``step`` usually returns terminated and truncated
-    False. ``reset`` is called before anything else.
+    ``max_steps`` and the persistence of success are applied outside. ``reset`` is called before anything else.
     """
 
     spec: SingleSpec
@@ -198,3 +198,8 @@ def _key(kind: Any, key: str) -> Any:
 def seed32(seed: int) -> int:
     """A 32-bit seed that depends on all bits of ``seed``."""
     return int(np.random.SeedSequence(seed).generate_state(1)[0])
+
+
+def to_box(action: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """An action of [-1, 1] in the simulator's own bounds."""
+    return low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (high - low)

@@ -15,7 +15,8 @@ from sims.chunk import ChunkStep
 from sims.errors import UserError
 from sims.subproc.image_slots import ImageSlots
 from sims.subproc.single_env import SimulatorClass, SingleSpec, reward_fingerprint
-from sims.subproc.worker_group import PoolConfig, WorkerFailure, WorkerGroup
+from sims.subproc.worker_config import WorkerPoolConfig
+from sims.subproc.worker_group import WorkerFailure, WorkerGroup
 from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_instructions
 
 TERMINATED, TRUNCATED = 0, 1  # rows of ``SharedMemory.flags``
@@ -36,7 +37,7 @@ class SubprocVectorEnv:
     observe together with the step; the first step that is not followed by an observation ends that.
     """
 
-    def __init__(self, config: PoolConfig, simulator: SimulatorClass) -> None:
+    def __init__(self, config: WorkerPoolConfig, simulator: SimulatorClass) -> None:
         """Raises UserError when the configuration is wrong or the simulator does not start."""
         missing = [name for name in ("num_envs", "latency", "workers") if not hasattr(config, name)]
         if missing:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from sims.errors import UserError
 from sims.install import interpreter
-from sims.numbers.ranges import Count, PositiveFloat
+from sims.numbers.ranges import Count, PositiveFloat, PositiveInt
+from sims.subproc.latency import Latency
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,16 @@ class WorkerConfig:
     reset_timeout_s: PositiveFloat = 120.0
     step_timeout_s: PositiveFloat = 30.0
     max_failures_in_a_row: Count = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerPoolConfig:
+    """Settings of every simulator that runs in worker processes; its own configuration derives from this."""
+
+    name: str
+    num_envs: PositiveInt = 8
+    latency: Latency = field(default_factory=Latency)
+    workers: WorkerConfig = field(default_factory=WorkerConfig)
 
 
 def environment_variables(config: WorkerConfig, env_id: int) -> dict[str, str]:

@@ -7,31 +7,16 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from sims.errors import UserError
 from sims.subproc.fork_server_process import crowding
-from sims.subproc.latency import Latency
 from sims.subproc.shared_memory import SharedMemory
 from sims.subproc.single_env import SimulatorClass
-from sims.subproc.worker_config import WorkerConfig, environment_variables, interpreter_of
+from sims.subproc.worker_config import WorkerPoolConfig, environment_variables, interpreter_of
 from sims.subproc.worker_process import ForkServer, WorkerLost, WorkerProcess, request
 
 log = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class PoolConfig(Protocol):
-    """Settings of every simulator that runs in worker processes."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def num_envs(self) -> int: ...
-    @property
-    def latency(self) -> Latency: ...
-    @property
-    def workers(self) -> WorkerConfig: ...
 
 
 class SimulatorFailure(UserError):
@@ -52,7 +37,7 @@ class WorkerFailure:
 class WorkerGroup:
     """The worker processes of a SubprocVectorEnv. All of them must report the same SingleSpec."""
 
-    def __init__(self, config: PoolConfig, simulator: SimulatorClass) -> None:
+    def __init__(self, config: WorkerPoolConfig, simulator: SimulatorClass) -> None:
         self.config, self.simulator = config, simulator
         self.interpreter = interpreter_of(config.workers, config.name)
         self.failures: list[WorkerFailure] = []

@@ -33,7 +33,7 @@ from sims.tabletop.end_effector_control import (
     finger_target,
 )
 from sims.tabletop.kinematics import end_effector_orientation, rotation_matrix
-from sims.tabletop.layout import ARM, BLOCK_QPOS, DRAWER_QPOS, FINGERS, PEG_QPOS, Layout, sample_layout
+from sims.tabletop.layout import ARM, Layout, sample_layout, scene_state
 from sims.tabletop.limited_motion import LimitedMotion
 from sims.tabletop.mujoco_backend import SNAPSHOT_SIZE
 from sims.tabletop.projection import Projection
@@ -247,16 +247,7 @@ class TabletopEnv:
         qpos = self.backend.qpos
         self._joints = qpos[:, ARM].clone()
         position, rotation, self._jacobian = self._control.panda.forward(self._joints)
-        single = qpos.float()
-        self._scene = SceneState(
-            end_effector=position.float(),
-            rotation=rotation.float(),
-            fingers=single[:, FINGERS],
-            blocks=single[:, BLOCK_QPOS].view(-1, 3, 7),
-            peg=single[:, PEG_QPOS],
-            drawers=single[:, DRAWER_QPOS],
-            fixtures=self._fixtures,
-        )
+        self._scene = scene_state(qpos, self._fixtures, position, rotation)
 
     def _check_tasks(self) -> tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]:
         """(named, other) of every environment; see ``check_task``."""

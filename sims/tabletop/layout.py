@@ -11,8 +11,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float
+from torch import Tensor
 
 from sims.tabletop.scene import DISTRACTORS, FINGER_OPEN, NUM_BLOCKS, PARKED_X
+from sims.tabletop.scene_state import SceneState
 from sims.tabletop.task import COLORS, Split, Task
 from sims.tabletop.tasks.registry import all_tasks, seed_of
 
@@ -187,3 +190,22 @@ def fixture_quaternions(fixtures: np.ndarray) -> np.ndarray:
     half = fixtures[..., 3] / 2
     zero = np.zeros_like(half)
     return np.stack([np.cos(half), zero, zero, np.sin(half)], axis=-1)
+
+
+def scene_state(
+    qpos: Float[Tensor, "N nq"],
+    fixtures: Float[Tensor, "N 5 4"],
+    position: Float[Tensor, "N 3"],
+    rotation: Float[Tensor, "N 3 3"],
+) -> SceneState:
+    """The scene at these joint positions; ``position`` and ``rotation``: of the end effector."""
+    qpos = qpos.float()
+    return SceneState(
+        end_effector=position.float(),
+        rotation=rotation.float(),
+        fingers=qpos[:, FINGERS],
+        blocks=qpos[:, BLOCK_QPOS].view(-1, NUM_BLOCKS, 7),
+        peg=qpos[:, PEG_QPOS],
+        drawers=qpos[:, DRAWER_QPOS],
+        fixtures=fixtures.float(),
+    )

@@ -23,10 +23,9 @@ def steps_of(store: EpisodeStore, id: str) -> list[int]:
     return np.round(store.read(id).action[:, 0] * 1000).astype(int).tolist()
 
 
-@pytest.mark.parametrize("jpeg_quality", [None, 95])
-def test_a_trimmed_episode_reads_as_its_slice(tmp_path, jpeg_quality):
+def test_a_trimmed_episode_reads_as_its_slice(tmp_path):
     recorded = make_episode(steps=9, shadow_action=np.zeros((9, 3), np.float32), intervention=np.full(9, -1, np.int32))
-    with EpisodeStore(tmp_path, create=True, jpeg_quality=jpeg_quality) as store:
+    with EpisodeStore(tmp_path, create=True) as store:
         id = store.add(recorded)
         content = store.file(id).read_bytes()
         whole = store.read(id)

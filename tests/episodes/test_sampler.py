@@ -147,15 +147,6 @@ def test_cameras_are_chosen_and_ordered(store):
         sampler(store, cameras=("top",))
 
 
-def test_exact_and_jpeg_episodes_mix(store):
-    with EpisodeStore(store.path, jpeg_quality=95) as writer:
-        writer.add(make_episode(seed=50))
-    batch = sampler(store, where=Selection()).windows(np.arange(len(sampler(store))))
-    for row, (seed, step) in enumerate(keys(batch)):
-        assert (batch.obs.images[row, 0].int() - step).abs().max() <= (2 if seed == 50 else 0)
-    assert 50 in {seed for seed, _ in keys(batch)}
-
-
 def test_episodes_without_cameras(tmp_path):
     with EpisodeStore(tmp_path, create=True) as store:
         store.add(make_episode(images={}))

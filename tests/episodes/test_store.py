@@ -20,7 +20,7 @@ from episodes.catalog import CATALOG_NAME, read_entry
 from episodes.maintenance import info, rebuild, verify
 from episodes.outcomes.rewards import rewarded
 from episodes.overlays import LABELS_NAME, append_changes, append_label, read_changes, read_labels
-from episodes.packing import pack, unpack
+from episodes.packing import pack
 from episodes.sampler import WindowSampler
 from episodes.schema import CorruptEpisode, EpisodeError, InvalidEpisode, StoreFull
 from episodes.store import EpisodeStore, Selection
@@ -53,7 +53,8 @@ def flip(path: Path, at: int, mask: int = 1) -> None:
 @pytest.mark.parametrize("every", [1, 3])
 def test_round_trip(tmp_path, every):
     version = np.array([-1, 7, 7, 8, 8, -1])
-    episode = make_episode(every=every, policy_version="run-3", step_policy_version=version, instruction="push " * 100)
+    changes = {"policy_version": "run-3", "step_policy_version": version, "action_delay": 2}
+    episode = make_episode(every=every, instruction="push " * 100, **changes)
     with EpisodeStore(tmp_path, create=True) as store:
         assert store.add(episode) == episode.id
         assert_same(store.read(episode.id), episode)
@@ -75,17 +76,6 @@ def test_zarr_opens_an_episode_file(tmp_path):
         assert sorted(group.group_keys()) == ["images"]
 
 
-def test_jpeg_images_are_similar_and_smaller(tmp_path):
-    ramp = np.linspace(0, 255, 64, dtype=np.uint8)
-    frames = np.broadcast_to(ramp[None, :, None, None], (7, 64, 64, 3)).copy()
-    episode = make_episode(images={"front": frames})
-    with EpisodeStore(tmp_path, create=True, jpeg_quality=90) as store:
-        got = store.read(store.add(episode)).images["front"]
-        assert store.select()[0].bytes < frames.nbytes / 4
-    assert got.shape == frames.shape
-    assert np.abs(got.astype(int) - frames).mean() < 2
-
-
 def test_changes_of_read_arrays_do_not_reach_the_file(tmp_path):
     with EpisodeStore(tmp_path, create=True) as store:
         id = store.add(make_episode())
@@ -101,11 +91,6 @@ def test_a_refused_episode_leaves_no_file_and_those_before_stay(tmp_path):
             store.add_all([make_episode(seed=0), bad, make_episode(seed=2)])
         assert [entry.seed for entry in store.select()] == [0]
     assert len(list(tmp_path.glob("*ep-*"))) == 1
-
-
-def test_a_jpeg_quality_out_of_range_is_refused(tmp_path):
-    with pytest.raises(EpisodeError, match="jpeg_quality is 0, allowed is 1 to 95"):
-        EpisodeStore(tmp_path, create=True, jpeg_quality=0)
 
 
 def test_an_episode_is_written_once(tmp_path):
@@ -135,19 +120,10 @@ def test_a_missing_array_is_reported(tmp_path):
         assert "without observation_steps" in store.corrupt[path.name]
 
 
-def test_an_older_file_without_an_action_delay_is_read_as_none(tmp_path):
-    older, newer = make_episode(), make_episode(action_delay=2)
-    arrays, attributes = pack(newer, jpeg_quality=None)
-    assert unpack(arrays, attributes).action_delay == 2
-    arrays, attributes = pack(older, jpeg_quality=None)
-    del attributes["action_delay"]
-    assert unpack(arrays, attributes).action_delay == 0
-
-
 def write_file(folder: Path, attributes: dict[str, str], *, without: str = "") -> Path:
     """An episode's file with other ``attributes``, and without one array."""
     episode = make_episode()
-    arrays, own = pack(episode, jpeg_quality=None)
+    arrays, own = pack(episode)
     path = folder / f"ep-{episode.id}.zarr.zip"
     with path.open("wb") as file:
         kept = {name: array for name, array in arrays.items() if name != without}

@@ -8,20 +8,19 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from sims.subproc.latency import Latency
 from sims.subproc.single_env import Reward, SingleSpec, StepResult
-from sims.subproc.worker_config import WorkerConfig
+from sims.subproc.worker_config import WorkerPoolConfig
 
 FAULT_SEED = 1000  # the fault happens at the step seed - FAULT_SEED
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountingConfig:
+class CountingConfig(WorkerPoolConfig):
     """``goal``: success when the position reaches it. ``fault``: what happens at the step that the seed names.
 
     ``preload``: modules to import; the fingerprint has those that are imported. ``stderr_bytes``: written per step.
@@ -39,8 +38,6 @@ class CountingConfig:
     preload: tuple[str, ...] = ()
     stderr_bytes: int = 0
     instructions: tuple[str, ...] = ()
-    latency: Latency = field(default_factory=Latency)
-    workers: WorkerConfig = field(default_factory=WorkerConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +84,7 @@ class Counting:
         self.position += self.sign * float(action[0])
         reached = self.position >= self.config.goal
         reward = self.position if self.config.reward == "shaped" else None
-        return StepResult(reward=reward, terminated=False, truncated=False, success=reached)
+        return StepResult(reward=reward, success=reached)
 
     def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
         if self.seed == FAULT_SEED + self.elapsed and self.config.fault == "observe":

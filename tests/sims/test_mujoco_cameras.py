@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from sims.mujoco.cameras import NEVER_DRAWN, MujocoCameras
+from sims.mujoco.config import MujocoConfig
 from sims.mujoco.detail import FEW, PIXEL, Detail, cluster, low_detail
 
 pytestmark = pytest.mark.usefixtures("without_a_screen")
@@ -71,7 +72,7 @@ def test_what_a_camera_does_not_see_changes_nothing_when_it_is_left_out(seed: in
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
     groups = model.geom_group.copy()
-    cameras = MujocoCameras(model, ("wide", "lens"), image_size=SIZE, fast=True, groups=range(NEVER_DRAWN))
+    cameras = MujocoCameras(model, ("wide", "lens"), MujocoConfig(image_size=SIZE), groups=range(NEVER_DRAWN))
     found = images_of(cameras, data)
     drawn = cameras._renderer.scene.ngeom
     for name, image in zip(("wide", "lens"), found, strict=True):
@@ -85,7 +86,8 @@ def test_what_a_camera_does_not_see_changes_nothing_when_it_is_left_out(seed: in
 
 def test_with_shadows_everything_is_drawn(forwarded: tuple[mujoco.MjModel, mujoco.MjData]) -> None:
     model, data = forwarded
-    cameras = MujocoCameras(model, ("wide",), image_size=SIZE, fast=False, groups=range(NEVER_DRAWN))
+    config = MujocoConfig(image_size=SIZE, fast_rendering=False)
+    cameras = MujocoCameras(model, ("wide",), config, groups=range(NEVER_DRAWN))
     images_of(cameras, data)
     assert cameras._renderer.scene.ngeom == model.ngeom
     cameras.close()
@@ -100,7 +102,7 @@ def test_images_in_low_detail_are_alike_and_the_model_stays(
     found = []
     for detail, pixel in zip(details, (PIXEL, PIXEL, 30 * PIXEL), strict=True):
         monkeypatch.setattr("sims.mujoco.detail.PIXEL", pixel)
-        cameras = MujocoCameras(model, ("wide",), image_size=SIZE, fast=True, groups=(0,), detail=detail)
+        cameras = MujocoCameras(model, ("wide",), MujocoConfig(image_size=SIZE, detail=detail), groups=(0,))
         found.append(images_of(cameras, data).astype(float))
         cameras.close()
     low, coarse = (np.abs(image - found[0]).mean() for image in found[1:])

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from episodes.catalog import FOLDS, Entry
 from sims.tensor_dataclass import TensorDataclass
-from world_models.world_model import History, WorldModel
+from world_models.models.flow_model import FlowWorldModel
+from world_models.world_model import History
 
 Part = Literal["all", "fit", "calibration", "held_out"]
 RUNNING, SUCCESS, FAILED = range(3)
@@ -77,7 +78,7 @@ class RecordedObservations(TensorDataclass):
     status: Int[Tensor, "*B"]
 
 
-def first_history(model: WorldModel, clip: Clip) -> History:
+def first_history(model: FlowWorldModel[Any], clip: Clip) -> History:
     """The recorded history at the first frame of ``clip`` [B]."""
     return History(
         first=model.encode(clip.first),

@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from policies.denoising.denoise import Predict, denoise, integrate
@@ -92,13 +92,14 @@ class CleanEstimate(TensorDataclass):
 
 
 class FlowWorldModel(nn.Module, ABC, Generic[P]):
-    """Implements ``WorldModel``; a subclass adds ``prefill`` and ``estimate``.
+    """Action-conditioned video dynamics of all cameras together with the robot's state, one action chunk per call.
 
-    Arguments and results are on the model's device; its weights are float32, ``config.precision`` is of its products.
+    A subclass adds ``prefill`` and ``estimate``. Arguments and results are on the model's device; its weights are
+    float32, ``config.precision`` is of its products.
     """
 
     step_std: Tensor  # standard deviation of a chunk's change of the normalized state, [state_dim]
-    latent_shape: tuple[int, int, int, int]
+    latent_shape: tuple[int, int, int, int]  # cameras, channels, height, width
     state: nn.Module
     error: nn.Module
 
@@ -113,10 +114,12 @@ class FlowWorldModel(nn.Module, ABC, Generic[P]):
     # -- the interface ---------------------------------------------------------------------------------------------
 
     def encode(self, images: UInt8[Tensor, "*B cameras image_height image_width 3"]) -> Latent:
+        """Images to float32 latents of ``latent_shape``."""
         flat = self.codec.encode(images.flatten(0, -4))
         return flat.view(*images.shape[:-3], *flat.shape[1:])
 
     def decode(self, latent: Latent) -> UInt8[Tensor, "*B cameras image_height image_width 3"]:
+        """Latents of ``latent_shape`` to images."""
         flat = self.codec.decode(latent.flatten(0, -4))
         return flat.view(*latent.shape[:-3], *flat.shape[1:])
 
@@ -125,7 +128,13 @@ class FlowWorldModel(nn.Module, ABC, Generic[P]):
         """What all predictions from ``history`` share."""
 
     @torch.no_grad()
-    def sample_chunk(self, prefill: P, action: Tensor, length: Tensor, noise: Tensor) -> ImaginedObservation:
+    def sample_chunk(
+        self, prefill: P, action: Float[Tensor, "B H A"], length: Int[Tensor, " B"], noise: Latent
+    ) -> ImaginedObservation:
+        """The observation after the first ``length`` (1..H) of ``action``; later actions are not read. No graph.
+
+        Deterministic: the same prefill, actions and standard normal ``noise`` give the same prediction.
+        """
         last: list[CleanEstimate] = []
         predict = self._predict(prefill, action, length, last)
         latent = integrate(predict, self._sampler, noise.flatten(2)).view(noise.shape)

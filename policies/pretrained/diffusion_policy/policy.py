@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor, nn
 
 from episodes.sampler import Targets
-from policies.denoising.chunk_policy import DenoisedChunks
+from policies.denoising.chunk_policy import Conditionable
 from policies.denoising.denoise import Predict
 from policies.denoising.executed import ExecutedOnly
 from policies.denoising.kernels import DDIMConfig, Prediction, build_act_kernel, build_kernel
@@ -71,7 +71,7 @@ class HistoryContext(TensorDataclass):
     added: Float[Tensor, "*B width"] | None = None
 
 
-class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
+class DiffusionChunkPolicy(Conditionable[HistoryContext]):
     config: DiffusionPolicyConfig
     can_be_traced = False  # it has memory
 

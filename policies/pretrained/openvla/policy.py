@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,6 @@ from torch.distributions import Categorical
 from episodes.sampler import Targets
 from policies.normalizer import STATE_RANGE
 from policies.policy import ActionSample, PolicySpec, RobotSpec, keep_committed, masked_mean
-from policies.pretrained.checkpoint import PublishedWeights, load_published
 from policies.pretrained.context import PrefixCache
 from policies.pretrained.images import resize_bicubic
 from policies.pretrained.kept_prefix import KeptPrefix, cached_numbers, numbers_bytes
@@ -49,7 +48,7 @@ class TokenTrace(TensorDataclass):
 
 class OpenVLAPolicy(KeptPrefix[TokenContext, TokenTrace]):
     config: OpenVLAConfig
-    can_be_traced = False
+    network: OpenVLANetwork
 
     def __init__(self, config: OpenVLAConfig, robot: RobotSpec) -> None:
         super().__init__()
@@ -62,11 +61,9 @@ class OpenVLAPolicy(KeptPrefix[TokenContext, TokenTrace]):
         add_lora((self.network.vision_backbone, self.network.projector, self.network.language), config.lora)
         self.tokenizer = PromptTokenizer(needs_bos=True, vocabulary=config.vocabulary)
         self.normalizer = config.convention.normalizer(robot)
-
-    @property
-    def compiled_modules(self) -> Iterable[nn.Module]:
-        """The parts of ``network``, which is itself called by other names."""
-        return self.network.children()
+        self.layout = layout_of(config)
+        if config.proprio:
+            self.state_quantiles = STATE_RANGE  # before the network reads it, it is cut off at -1 and 1 (``encode``)
 
     def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
         added = lora_parameters(self.network)
@@ -77,17 +74,6 @@ class OpenVLAPolicy(KeptPrefix[TokenContext, TokenTrace]):
     def _head(self) -> list[nn.Parameter]:
         modules = (self.network.lm_head, self.network.l1_head)
         return [parameter for module in modules if module is not None for parameter in module.parameters()]
-
-    def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
-        self.config.convention.refuse_fitting()
-        # Before the network reads it, the state is cut off at -1 and 1 (``encode``).
-        self.normalizer.fit(state, action, state_quantiles=STATE_RANGE if self.config.proprio else None)
-
-    def load_published(self, weights: PublishedWeights) -> list[str]:
-        """Weights, scales and tokenizer of a checkpoint; the names of its dead weights. CheckpointError."""
-        dead = load_published(self.network, self.normalizer, weights, layout_of(self.config))
-        self.tokenizer.load(weights.tokenizer)
-        return dead
 
     # -- the prefix ------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from policies.pretrained.decoder import DecoderConfig, check_expert
+from policies.pretrained.decoder import DecoderConfig
 from policies.pretrained.flow_policy import FlowVLAConfig
 from policies.pretrained.vision import VisionConfig
 from sims.numbers.ranges import PositiveInt, Width
@@ -18,11 +18,9 @@ EXPERT = DecoderConfig(width=720, mlp_width=2048, family="llama", norm_eps=1e-5,
 
 @dataclass(frozen=True, kw_only=True)
 class SmolVLAConfig(FlowVLAConfig):
-    """``shuffle``: a square of so many patches becomes one token. ``prompt_tokens``: prompts are padded to this length,
-    longer ones cut."""
+    """``shuffle``: a square of so many patches becomes one token."""
 
     name: Literal["smolvla"] = "smolvla"
-    prompt_tokens: Width = 48
     vocabulary: PositiveInt = 49_280
     shuffle: Width = 4
     vision: VisionConfig = field(default_factory=lambda: SIGLIP_B)
@@ -31,7 +29,6 @@ class SmolVLAConfig(FlowVLAConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_expert(self.expert, self.language)
         side = self.vision.image_size // self.vision.patch_size
         if side % self.shuffle:
             raise ValueError(f"policy.shuffle must divide the {side} patches of an image's side, got {self.shuffle}")

@@ -10,18 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from sims.tabletop.kinematics import Panda
-from sims.tabletop.layout import (
-    ARM,
-    BLOCK_QPOS,
-    DRAWER_QPOS,
-    FINGERS,
-    PEG_QPOS,
-    Layout,
-    fixture_quaternions,
-    sample_layout,
-)
+from sims.tabletop.layout import ARM, FINGERS, Layout, fixture_quaternions, sample_layout, scene_state
 from sims.tabletop.scene import BLOCKS, LAG_S, build_mjcf
-from sims.tabletop.scene_state import SceneState
 from sims.tabletop.task import HOLD_STEPS, check_task
 from sims.tabletop.tasks.registry import TASKS
 
@@ -87,16 +77,7 @@ class TabletopArm:
         """
         qpos = torch.from_numpy(positions)[None]
         position, rotation, _ = self._panda.forward(qpos[:, ARM])
-        single = qpos.float()
-        scene = SceneState(
-            end_effector=position.float(),
-            rotation=rotation.float(),
-            fingers=single[:, FINGERS],
-            blocks=single[:, BLOCK_QPOS].view(-1, 3, 7),
-            peg=single[:, PEG_QPOS],
-            drawers=single[:, DRAWER_QPOS],
-            fixtures=torch.from_numpy(self.layout.fixtures)[None].float(),
-        )
+        scene = scene_state(qpos, torch.from_numpy(self.layout.fixtures)[None], position, rotation)
         candidate = torch.tensor([self.layout.candidate])
         now = check_task(TASKS[self.layout.task.name], scene, candidate)
         self._held = [(held + 1) * int(achieved) for held, achieved in zip(self._held, now, strict=True)]

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sims.devices.constant import constant
+from sims.tabletop.end_effector_control import POSITION_SCALE, ROTATION_SCALE
 from sims.tabletop.kinematics import rotation_matrix, rotation_vector
 from sims.tabletop.scene_state import SceneState
 from sims.tabletop.tasks.registry import all_tasks
@@ -57,5 +58,5 @@ def motion_towards(
     down = constant(((1, 0, 0), (0, -1, 0), (0, 0, -1)), goal)
     wanted = rotation_matrix(torch.stack([zero, zero, yaw], dim=1)) @ down
     turn = rotation_vector(wanted @ rotation.mT)
-    motion = torch.cat([move / 0.05, (turn / 0.5).clamp(-0.5, 0.5)], dim=1)
-    return motion, move.norm(dim=1, keepdim=True) / 0.05
+    motion = torch.cat([move / POSITION_SCALE, (turn / ROTATION_SCALE).clamp(-0.5, 0.5)], dim=1)
+    return motion, move.norm(dim=1, keepdim=True) / POSITION_SCALE

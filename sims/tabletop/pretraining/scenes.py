@@ -17,16 +17,7 @@ from torch import Tensor
 from sims.devices.constant import constant
 from sims.pretraining import LabeledScenes
 from sims.tabletop.kinematics import Panda, end_effector_orientation, rotation_matrix, rotation_vector
-from sims.tabletop.layout import (
-    ARM,
-    BLOCK_QPOS,
-    DRAWER_QPOS,
-    FINGERS,
-    PEG_QPOS,
-    START_JOINTS,
-    Layout,
-    sample_layout,
-)
+from sims.tabletop.layout import ARM, START_JOINTS, Layout, sample_layout, scene_state
 from sims.tabletop.pretraining.landmarks import (
     GOAL_OFFSET,
     GRASPED,
@@ -38,8 +29,6 @@ from sims.tabletop.pretraining.landmarks import (
 )
 from sims.tabletop.pretraining.placement import put_in_hand, sample_pose, scatter_objects
 from sims.tabletop.render import GL, Renderer
-from sims.tabletop.scene import MOCAP, NUM_BLOCKS
-from sims.tabletop.scene_state import SceneState
 from sims.vector_env import Observation, encode_instructions
 
 STREAM = 7  # top bits of a scene's seed; the streams of sims/starts.py are numbered from 0
@@ -68,7 +57,9 @@ class TabletopScenes:
         self, layouts: list[Layout], position: Float[Tensor, "B 3"], rotation: Float[Tensor, "B 3 3"]
     ) -> LabeledScenes:
         """The scenes that ``layouts`` gave, drawn."""
-        scene = _scene_state(layouts, position.float(), rotation.float())
+        qpos = torch.from_numpy(np.stack([layout.qpos for layout in layouts]))
+        fixtures = torch.from_numpy(np.stack([layout.fixtures for layout in layouts]))
+        scene = scene_state(qpos, fixtures, position, rotation)
         task = torch.tensor([TASK_NAMES.index(layout.task.name) for layout in layouts])
         values, known = landmarks(scene, task, torch.tensor([layout.candidate for layout in layouts]))
         fingers = scene.fingers * constant((1.0, -1.0), scene.fingers)
@@ -145,17 +136,3 @@ class TabletopScenes:
 def _sample(rng: np.random.Generator, tasks: Sequence[str]) -> Layout:
     name = tasks[int(rng.integers(len(tasks)))]
     return sample_layout(name, (STREAM << 56) | int(rng.integers(1 << 56)), split="train", appearance=1.0)
-
-
-def _scene_state(layouts: Sequence[Layout], end_effector: Tensor, rotation: Tensor) -> SceneState:
-    qpos = torch.from_numpy(np.stack([layout.qpos for layout in layouts])).float()
-    fixtures = torch.from_numpy(np.stack([layout.fixtures for layout in layouts])).float()
-    return SceneState(
-        end_effector=end_effector,
-        rotation=rotation,
-        fingers=qpos[:, FINGERS],
-        blocks=qpos[:, BLOCK_QPOS].view(-1, NUM_BLOCKS, 7),
-        peg=qpos[:, PEG_QPOS],
-        drawers=qpos[:, DRAWER_QPOS],
-        fixtures=fixtures.view(-1, len(MOCAP), 4),
-    )

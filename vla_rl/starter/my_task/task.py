@@ -3,14 +3,13 @@
 Each environment is a worker process. It imports this module, which therefore imports no torch.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from sims.subproc.latency import Latency
 from sims.subproc.single_env import SingleSpec, StepResult
-from sims.subproc.worker_config import WorkerConfig
+from sims.subproc.worker_config import WorkerPoolConfig
 
 MODEL = """
 <mujoco>
@@ -40,16 +39,13 @@ RADIUS = 0.1  # [m]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MyTaskConfig:
+class MyTaskConfig(WorkerPoolConfig):
     """``cameras``: ("top",) to render images, () for the state alone."""
 
     name: Literal["my_task"] = "my_task"
-    num_envs: int = 8
     cameras: tuple[str, ...] = ()
     image_size: tuple[int, int] = (32, 32)
     max_steps: int = 40
-    latency: Latency = field(default_factory=Latency)
-    workers: WorkerConfig = field(default_factory=WorkerConfig)
 
 
 class MyTask:
@@ -91,8 +87,7 @@ class MyTask:
     def step(self, action: np.ndarray) -> StepResult:
         self.data.ctrl[:] = SPEED * action
         self.mujoco.mj_step(self.model, self.data, nstep=STEPS)
-        success = bool(np.linalg.norm(self._offset()) < RADIUS)
-        return StepResult(reward=float(success), terminated=False, truncated=False, success=success)
+        return StepResult(success=bool(np.linalg.norm(self._offset()) < RADIUS))
 
     def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
         state[:] = np.concatenate([self.data.qpos, self._offset()])
