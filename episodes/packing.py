@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from episodes.schema import ARRAYS, OPTIONAL_ARRAYS, SCHEMA, Episode, EpisodeError
+from episodes.schema import ARRAYS, OPTIONAL_ARRAYS, OPTIONAL_ATTRIBUTES, SCHEMA, Episode, EpisodeError
 from sims.errors import UserError
 
 Arrays = dict[str, np.ndarray]
@@ -23,7 +23,9 @@ Arrays = dict[str, np.ndarray]
 _IMAGES = "images/"
 
 ATTRIBUTES = tuple(
-    field.name for field in dataclasses.fields(Episode) if field.name not in (*ARRAYS, *OPTIONAL_ARRAYS, "images")
+    field.name
+    for field in dataclasses.fields(Episode)
+    if field.name not in (*ARRAYS, *OPTIONAL_ARRAYS, *OPTIONAL_ATTRIBUTES, "images")
 )
 
 
@@ -32,8 +34,8 @@ def pack(episode: Episode) -> tuple[Arrays, dict[str, Any]]:
     arrays |= {name: array for name in OPTIONAL_ARRAYS if (array := getattr(episode, name)) is not None}
     arrays |= {_IMAGES + camera: frames for camera, frames in episode.images.items()}
     attributes = {name: getattr(episode, name) for name in ATTRIBUTES}
-    attributes |= {"seed": int(episode.seed), "action_delay": int(episode.action_delay)}
-    attributes |= {"schema": SCHEMA, "operators": list(episode.operators), "fingerprint": dict(episode.fingerprint)}
+    attributes |= {"operators": list(episode.operators), "action_delay": int(episode.action_delay)}
+    attributes |= {"schema": SCHEMA, "seed": int(episode.seed), "fingerprint": dict(episode.fingerprint)}
     return arrays, attributes
 
 
@@ -41,7 +43,8 @@ def unpack(arrays: Arrays, attributes: Mapping[str, Any]) -> Episode:
     """The episode's arrays are those of ``arrays``."""
     images = {camera: arrays[_IMAGES + camera] for camera in frame_sizes(arrays)}
     fields: dict[str, Any] = {name: attributes[name] for name in ATTRIBUTES}
-    fields["operators"] = tuple(attributes["operators"])
+    fields["operators"] = tuple(attributes.get("operators", ()))
+    fields["action_delay"] = attributes.get("action_delay", 0)
     fields |= {name: arrays[name] for name in ARRAYS} | {name: arrays.get(name) for name in OPTIONAL_ARRAYS}
     return Episode(images=images, **fields)
 

@@ -77,7 +77,7 @@ class Episode:
     ``operators``, who made each intervention; ``input_time_s`` and ``applied_time_s``, Unix times at which a person's
     input arrived (0 where there was none) and the action was executed.
     ``action_delay``: control steps from ``step`` of the environment to the execution of its action
-    (``EnvSpec.action_delay``).
+    (``EnvSpec.action_delay``); files of earlier versions do not say it and are read as 0.
     ``fingerprint``: versions of what the environment depends on (``EnvSpec.fingerprint``).
     """
 
@@ -124,6 +124,7 @@ _ARRAY_TYPES = {
     "input_time_s": (np.float64, 1), "applied_time_s": (np.float64, 1),
 }  # fmt: skip
 OPTIONAL_ARRAYS = ("step_policy_version", "shadow_action", "intervention", "input_time_s", "applied_time_s")
+OPTIONAL_ATTRIBUTES = ("operators", "action_delay")
 ARRAYS = tuple(name for name in _ARRAY_TYPES if name not in OPTIONAL_ARRAYS)
 
 

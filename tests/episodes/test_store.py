@@ -20,7 +20,7 @@ from episodes.catalog import CATALOG_NAME, read_entry
 from episodes.maintenance import info, rebuild, verify
 from episodes.outcomes.rewards import rewarded
 from episodes.overlays import LABELS_NAME, append_changes, append_label, read_changes, read_labels
-from episodes.packing import pack
+from episodes.packing import pack, unpack
 from episodes.sampler import WindowSampler
 from episodes.schema import CorruptEpisode, EpisodeError, InvalidEpisode, StoreFull
 from episodes.store import EpisodeStore, Selection
@@ -53,8 +53,7 @@ def flip(path: Path, at: int, mask: int = 1) -> None:
 @pytest.mark.parametrize("every", [1, 3])
 def test_round_trip(tmp_path, every):
     version = np.array([-1, 7, 7, 8, 8, -1])
-    changes = {"policy_version": "run-3", "step_policy_version": version, "action_delay": 2}
-    episode = make_episode(every=every, instruction="push " * 100, **changes)
+    episode = make_episode(every=every, policy_version="run-3", step_policy_version=version, instruction="push " * 100)
     with EpisodeStore(tmp_path, create=True) as store:
         assert store.add(episode) == episode.id
         assert_same(store.read(episode.id), episode)
@@ -118,6 +117,15 @@ def test_a_missing_array_is_reported(tmp_path):
     path = write_file(tmp_path, {}, without="observation_steps")
     with EpisodeStore(tmp_path) as store:
         assert "without observation_steps" in store.corrupt[path.name]
+
+
+def test_an_older_file_without_an_action_delay_is_read_as_none(tmp_path):
+    older, newer = make_episode(), make_episode(action_delay=2)
+    arrays, attributes = pack(newer)
+    assert unpack(arrays, attributes).action_delay == 2
+    arrays, attributes = pack(older)
+    del attributes["action_delay"]
+    assert unpack(arrays, attributes).action_delay == 0
 
 
 def write_file(folder: Path, attributes: dict[str, str], *, without: str = "") -> Path:
