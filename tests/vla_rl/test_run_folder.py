@@ -14,11 +14,10 @@ from safetensors.numpy import load_file
 from policies.bundle import load_bundle, read_bundle_info
 from sims.errors import UserError
 from vla_rl.cli.main import main
-from vla_rl.runners.evaluate import locate
 from vla_rl.runs import run_dir
 from vla_rl.runs.listing import list_runs, summarize
 from vla_rl.runs.metrics import read_metrics
-from vla_rl.runs.run_dir import git_revision, load_experiment, run_of
+from vla_rl.runs.run_dir import git_revision, load_experiment, locate, run_of
 
 TINY = Path(__file__).parents[1] / "data" / "tiny.yaml"
 FIRST, ALL = 2, 4  # iterations

@@ -92,8 +92,7 @@ class Deploy:
 
 def _trained_tasks(bundle: Path) -> tuple[str, ...]:
     """Of the run that the bundle lies in; none where it lies in no run, or the run's simulator has no tasks."""
-    from vla_rl.runners.evaluate import locate
-    from vla_rl.runs.run_dir import load_experiment
+    from vla_rl.runs.run_dir import load_experiment, locate
 
     try:
         sim = load_experiment(locate(bundle)[0]).sim

@@ -62,8 +62,7 @@ def run_checks(run: Path | None) -> list[Check]:
     Raises UserError where ``run`` is not the folder of a run with a policy.
     """
     if run is not None:
-        from vla_rl.runners.evaluate import locate
-        from vla_rl.runs.run_dir import load_experiment
+        from vla_rl.runs.run_dir import load_experiment, locate
 
         load_experiment(run)
         locate(run)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from policies.bundle import MANIFEST, load_bundle, read_bundle_info
+from policies.bundle import load_bundle, read_bundle_info
 from policies.device import Device, make_generator
 from policies.policy import Policy, RobotSpec
 from sims.chunk import step_chunk
@@ -42,7 +42,7 @@ from vla_rl.heartbeat import beat
 from vla_rl.rollouts.collector import put
 from vla_rl.runners.controls import make_change, why_not
 from vla_rl.runs.progress import progress
-from vla_rl.runs.run_dir import CONFIG_FILE, experiment_device, load_experiment, run_of
+from vla_rl.runs.run_dir import CONFIG_FILE, experiment_device, load_experiment, locate
 
 DEFAULT_EPISODES = 200
 
@@ -348,19 +348,3 @@ def join_suites(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "stochastic": pooled(lambda result: result["stochastic"]),
         "simulator": ", ".join(result["simulator"] for result in results),
     }
-
-
-def locate(path: Path) -> tuple[Path, Path]:
-    """(run folder, bundle) of a run or a bundle inside one. UserError if there is neither."""
-    if (path / CONFIG_FILE).exists():
-        for bundle in (path / "bundle", path / "residual", path / "imitation" / "bundle"):
-            if bundle.exists():
-                return path, bundle
-        raise UserError(f"{path} has no bundle yet; go on with: vla-rl train ... --run-dir {path} --resume")
-    if (run := run_of(path)) is not None:
-        return run, path
-    if not path.exists():
-        raise UserError(f"{path} does not exist; it should be a run folder or a bundle")
-    if (path / MANIFEST).exists():
-        raise UserError(f"{path} is a bundle outside of a run: give --sim CONFIG, where it is to be evaluated")
-    raise UserError(f"{path} is neither a run folder nor a bundle inside one; for any other bundle give --sim CONFIG")

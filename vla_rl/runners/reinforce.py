@@ -28,13 +28,13 @@ from vla_rl.rollouts.ahead import make_ahead
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.sharded import MakeRollouts, make_sharded
 from vla_rl.runners.checks import SpecOnly
-from vla_rl.runners.evaluate import locate, validate
+from vla_rl.runners.evaluate import validate
 from vla_rl.runners.imitation import learned_folds
 from vla_rl.runners.iterations import Iterations
 from vla_rl.runs.failures import FailureLog
 from vla_rl.runs.progress import console
 from vla_rl.runs.result import with_episodes
-from vla_rl.runs.run_dir import Run, experiment_device, git_revision, load_experiment
+from vla_rl.runs.run_dir import Run, experiment_device, git_revision, load_experiment, locate
 from vla_rl.runs.watchdog import watchdog
 
 
