@@ -21,12 +21,6 @@ from vla_rl.config.corrections import AdaptiveShare, LearningConfig
 from vla_rl.runners.imitation import SUCCESSES, CloningSource, window_samplers
 
 
-def successful_episodes(path: Path) -> frozenset[str]:
-    """The ids of the successful episodes of the store."""
-    with EpisodeStore(path) as store:
-        return frozenset(entry.id for entry in store.select(SUCCESSES))
-
-
 def corrected_episodes(path: Path, actors: Sequence[str] = (ACTORS[HUMAN],)) -> list[str]:
     """The ids of the successful episodes of the store in which one of these drove."""
     codes = [ACTORS.index(actor) for actor in actors]
