@@ -91,14 +91,14 @@ class Evaluate(WorldModelCommand):
     json: Json = False
 
     def run(self) -> Result:
-        from vla_rl.config.environments import NoSimulatorConfig, make_env
+        from vla_rl.config.environments import make_env
         from vla_rl.runners.imagined_success import compare_success
         from vla_rl.runners.world_model import evaluate_world_model
         from vla_rl.runs.run_dir import experiment_device
 
         experiment, settings, stores = self.opened()
         device = experiment_device(experiment)
-        env = None if isinstance(experiment.sim, NoSimulatorConfig) else make_env(experiment.sim)
+        env = None if experiment.without_simulator else make_env(experiment.sim)
         try:
             report = evaluate_world_model(
                 settings.model, self.folder(), stores, sim=experiment.sim, env=env, seed=experiment.seed, device=device
