@@ -147,8 +147,8 @@ class Collector:
         if state["episodes"] is None:
             self._resume(None)
             return
-        saved = (tensor.to(self.device) for tensor in state["policy_state"])
-        self._resume(([StartState(**start) for start in state["episodes"]], self._state.map(lambda _: next(saved))))
+        held = self._state.with_tensors(state["policy_state"])
+        self._resume(([StartState(**start) for start in state["episodes"]], held))
         self._under_way = EpisodesUnderWay(self.num_envs)
         if "under_way" in state:
             self._under_way.load_state_dict(state["under_way"])

@@ -93,12 +93,10 @@ def repeat_update(update: ClippedUpdate, example: Experience, record: dict[str, 
     filled |= {"true_success": example.success}
     filled |= {"proximal_log_prob": example.log_prob, "behavior_weight": example.value[..., None]}
     example = dataclasses.replace(example, **{name: value for name, value in filled.items() if name in batch})
-    saved = iter([batch[name] for name, _ in named_tensors(example)])
+    experience = example.with_tensors(batch[name] for name, _ in named_tensors(example))
     update.load_state_dict(record["update"]["state"])
     try:
-        update.checked_gradients(
-            example.map(lambda tensor: next(saved).to(tensor.device)), record["update"]["train_policy"], number=0
-        )
+        update.checked_gradients(experience, record["update"]["train_policy"], number=0)
     except NotFinite as error:
         return str(error)
     return ""
