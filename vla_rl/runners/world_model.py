@@ -150,7 +150,7 @@ def fit_world_model(
     with _fit_folder(directory, config, [clips, calibration], seed=seed, start=earlier, taken=taken):
         if not path.exists():
             dynamics = fit_dynamics(
-                config, config.dynamics, clips, robot, directory / "dynamics", seed=seed, start=earlier, device=device
+                config, clips, robot, directory / "dynamics", seed=seed, start=earlier, device=device
             )
             reward_model, metrics = fit_reward_model(
                 config, dynamics, clips, calibration, directory / "reward_model", seed=seed, policy=policy
@@ -173,13 +173,11 @@ def _fit_baseline(
     path = no_action_path(directory, config.no_action_steps)
     if path.exists():
         return
-    blind = replace(config.dynamics, actions=False)
-    short = replace(config, fit=replace(config.fit, steps=config.no_action_steps), distill=None)
+    blind, fit = replace(config.dynamics, actions=False), replace(config.fit, steps=config.no_action_steps)
     fitted, every = load_world_model(directory / WORLD_MODEL_FILE), config.imagined_env.reward_every
     codec = fitted.dynamics.codec
     dynamics = fit_dynamics(
-        short,
-        blind,
+        replace(config, dynamics=blind, fit=fit, distill=None),
         clips,
         robot,
         path.with_suffix(""),
@@ -219,7 +217,6 @@ def _fit_folder(
 
 def fit_dynamics(
     config: WorldModelConfig,
-    dynamics_config: DynamicsConfig,
     clips: ClipSampler,
     robot: RobotSpec,
     directory: Path,
@@ -234,7 +231,7 @@ def fit_dynamics(
     ``autoencoder``: whose weights it takes, without ``start``; None: it is fitted, in a latent model.
     """
     torch.manual_seed(seed)
-    dynamics = device.place(build_world_model(dynamics_config, robot))
+    dynamics = device.place(build_world_model(config.dynamics, robot))
     if start is None:
         with crossing("scales"):
             dynamics.fit_scales(*(part.to(dynamics.device) for part in clips.statistics()))
