@@ -215,9 +215,7 @@ class Rounds:
 
     def check_episodes(self, number: int, *parts: Part) -> None:
         """UserError where the stores hold other episodes of these parts than before the fit of this round."""
-        fitted_to = self.run.stages()[f"fit_{number}"].get("fitted_to")
-        if fitted_to is None:
-            raise UserError(f"{self.run.dir} was begun by an older version, which cannot be continued: start a new run")
+        fitted_to = self.run.stages()[f"fit_{number}"]["fitted_to"]
         if changed := [part for part in parts if self._digest(part) != fitted_to[part]]:
             stores = ", ".join(map(str, self.stores))
             raise UserError(
