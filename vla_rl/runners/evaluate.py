@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypedDict, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -268,13 +268,13 @@ def evaluate_path(
     episodes = DEFAULT_EPISODES if episodes is None and protocol is None else episodes
     place = experiment_device(experiment)
     configs = evaluation_suites(sim, suites) if suites else (sim,)
-    options: _Options = {"device": place, "episodes": episodes, "seed": seed, "control": control}
+    asked = BundleEvaluation(bundle=bundle, device=place, episodes=episodes, seed=seed, control=control)
     for later in configs[1:]:
-        with _prepared(replace(later, num_envs=1), bundle, **options):
+        with _prepared(replace(later, num_envs=1), asked):
             pass
     results = []
     for one in configs:
-        results.append(evaluate_in(one, bundle, **options))
+        results.append(evaluate_in(one, asked))
         if len(configs) > 1:
             finished(results[-1])
     joined = join_suites(results) if suites else results[0]
@@ -283,9 +283,11 @@ def evaluate_path(
     return joined if table is None else joined | {"suites": success, "score_table": table}
 
 
-class _Options(TypedDict):
-    """The settings of ``evaluate_in``."""
+@dataclass(frozen=True, kw_only=True)
+class BundleEvaluation:
+    """``episodes``: None: all that a benchmark publishes. ``seed``: of the starts, and of the policy's draws."""
 
+    bundle: Path
     device: Device
     episodes: int | None
     seed: int
@@ -293,39 +295,34 @@ class _Options(TypedDict):
 
 
 @contextmanager
-def _prepared(
-    sim: SimulatorConfig, bundle: Path, *, device: Device, episodes: int | None, seed: int, control: Control
-) -> Iterator[tuple[VectorEnv, Policy, list[StartState]]]:
-    """What is evaluated, where and from which starts. UserError for a ``control`` that would change nothing."""
+def _prepared(sim: SimulatorConfig, asked: BundleEvaluation) -> Iterator[tuple[VectorEnv, Policy, list[StartState]]]:
+    """What is evaluated, where and from which starts. UserError for a control that would change nothing."""
     env = make_env(sim)
     try:
-        policy = load_bundle(bundle, robot=RobotSpec.of(env.spec), device=device)
-        starts = evaluation_starts(sim, num_tasks=len(env.spec.tasks), seed=seed, episodes=episodes)
-        if reason := why_not(control, env, starts):
-            raise UserError(f"--control {control} does not apply: {reason}")
+        policy = load_bundle(asked.bundle, robot=RobotSpec.of(env.spec), device=asked.device)
+        starts = evaluation_starts(sim, num_tasks=len(env.spec.tasks), seed=asked.seed, episodes=asked.episodes)
+        if reason := why_not(asked.control, env, starts):
+            raise UserError(f"--control {asked.control} does not apply: {reason}")
         yield env, policy, starts
     finally:
         env.close()
 
 
-def evaluate_in(
-    sim: SimulatorConfig, bundle: Path, *, device: Device, episodes: int | None, seed: int, control: Control
-) -> dict[str, Any]:
+def evaluate_in(sim: SimulatorConfig, asked: BundleEvaluation) -> dict[str, Any]:
     """Both ways of acting; {success, interval, episodes, per_task, mean_steps, stochastic, simulator, ...}.
 
-    ``weights`` (sha256) says of which policy. UserError for a ``control`` that would change nothing.
+    ``weights`` (sha256) says of which policy. UserError for a control that would change nothing.
     """
-    options: _Options = {"device": device, "episodes": episodes, "seed": seed, "control": control}
-    with _prepared(sim, bundle, **options) as (env, policy, starts):
-        summaries = evaluate_both(policy, env, starts, seed=seed, title="evaluate", control=control)
+    with _prepared(sim, asked) as (env, policy, starts):
+        summaries = evaluate_both(policy, env, starts, seed=asked.seed, title="evaluate", control=asked.control)
     deployed = summaries["deployed"]
     return deployed | {
         "stochastic": {key: summaries["stochastic"][key] for key in ("success", "interval")},
-        "weights": read_bundle_info(bundle).sha256,
+        "weights": read_bundle_info(asked.bundle).sha256,
         "simulator": env.spec.name,
-        "seed": seed,
+        "seed": asked.seed,
         "split": split_of(sim),
-        "control": control,
+        "control": asked.control,
         "fingerprint": dict(env.spec.fingerprint),
     }
 
