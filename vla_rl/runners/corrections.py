@@ -37,7 +37,7 @@ from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.packaged import find_config
-from vla_rl.runs.run_dir import CONFIG_FILE, bundle_of, load_experiment, locate, lock_folder
+from vla_rl.runs.run_dir import CONFIG_FILE, bundle_of, experiment_of, locate, lock_folder
 
 BUNDLE, EPISODES = "bundle", "episodes"
 POLL_S = 2.0
@@ -209,7 +209,7 @@ def _find(path: Path, experiment: Experiment | None) -> tuple[Experiment, Path]:
     if experiment is not None and not (path / CONFIG_FILE).exists():
         return experiment, path
     run, bundle = locate(path)
-    return experiment or load_experiment(run), bundle
+    return experiment or experiment_of(run), bundle
 
 
 def _single(sim: Any, tasks: Sequence[str]) -> Any:

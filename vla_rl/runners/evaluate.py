@@ -42,7 +42,7 @@ from vla_rl.heartbeat import beat
 from vla_rl.rollouts.collector import put
 from vla_rl.runners.controls import make_change, why_not
 from vla_rl.runs.progress import progress
-from vla_rl.runs.run_dir import CONFIG_FILE, experiment_device, load_experiment, locate
+from vla_rl.runs.run_dir import CONFIG_FILE, experiment_device, experiment_of, locate
 
 DEFAULT_EPISODES = 200
 
@@ -258,7 +258,7 @@ def evaluate_path(
         run_dir, bundle = locate(path)
         if path == run_dir and bundle != run_dir / "bundle":
             print(f"{path} is not complete: this is its policy before reinforcement, {bundle}", file=sys.stderr)
-        experiment = load_experiment(run_dir)
+        experiment = experiment_of(run_dir)
     experiment = experiment if device is None else replace(experiment, device=device)
     sim, seed = experiment.sim if sim is None else sim, experiment.evaluation_seed if seed is None else seed
     if split is not None and protocol is not None:

@@ -278,7 +278,7 @@ def bundle_of(path: Path) -> Path:
     return path if (path / MANIFEST).exists() else locate(path)[1]
 
 
-def load_experiment(directory: Path) -> Experiment:
+def experiment_of(directory: Path) -> Experiment:
     """The resolved configuration of a run's folder."""
     if not (directory / CONFIG_FILE).exists():
         why = f"it has no {CONFIG_FILE}" if directory.is_dir() else "there is no such folder"
