@@ -27,6 +27,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu_pretrained import PUBLISHED, TINY, Pretrained, pretrained_rows
+from benchmarks.policy_work import as_cuda_graph, throughput
 from policies.device import Device, Precision, make_generator, select_device
 from policies.policy import Policy, RobotSpec
 from policies.registry import build_policy
@@ -36,13 +37,14 @@ from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.bench.example import EXAMPLE_ROBOT
 from vla_rl.bench.memory import SIZES, bench_memory
-from vla_rl.bench.policy import acting, as_cuda_graph, learning, matmul_rate, throughput
+from vla_rl.bench.policy import acting, learning, matmul_rate
 from vla_rl.bench.record import RESULTS, Row, median_seconds, read_record, row, write_record
-from vla_rl.bench.world_model import imagined_images_per_second, update_seconds
+from vla_rl.bench.world_model import example_clip, imagined_images_per_second
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config
 from vla_rl.runners.train import train
 from world_models.models.conv_flow import ConvFlowConfig
+from world_models.registry import build_world_model
 
 BUDGET_S = 450  # no part starts later
 ROOT = Path(__file__).parents[1]
@@ -250,6 +252,19 @@ def world_model(scale: Scale, device: Device) -> Iterator[Row]:
             yield row(f"imagined, {precision}, batch {batch}", rate, "images/s")
             seconds = update_seconds(config, batch=batch, device=device)
             yield row(f"fit, {precision}, batch {batch}", batch / seconds, "predictions/s")
+
+
+def update_seconds(config: ConvFlowConfig, *, batch: int, device: Device) -> float:
+    """Of forward and backward through ``batch`` predictions."""
+    model = device.place(build_world_model(config, EXAMPLE_ROBOT))
+    history, action, length = example_clip(model, batch)
+    noise, s = model.noise(batch, make_generator(model.device, 0)), torch.ones(batch, device=model.device)
+
+    def update() -> None:
+        model.zero_grad(set_to_none=True)
+        model.estimate(model.prefill(history), action, length, noise, s).latent.square().mean().backward()
+
+    return median_seconds(update)
 
 
 def memory(scale: Scale, device: Device) -> Iterator[Row]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.policy_work import as_cuda_graph, log_prob_difference, throughput
 from policies.denoising.kernels import FlowSDEConfig
 from policies.device import Device, make_generator
 from policies.policy import Policy, set_frozen, trained_parameters
@@ -23,7 +24,7 @@ from policies.registry import build_policy
 from tests.policies.pretrained.toy import OPENVLA_OFT, toy
 from vla_rl.bench.example import EXAMPLE_ROBOT
 from vla_rl.bench.memory import training_memory
-from vla_rl.bench.policy import acting, as_cuda_graph, log_prob_difference, observations, throughput, update
+from vla_rl.bench.policy import acting, observations, update
 from vla_rl.bench.record import Row, median_seconds, row
 
 STEPS = 4  # of denoising, in exploration; an update scores all of them

@@ -36,7 +36,7 @@ from sims.errors import UserError
 from sims.vector_env import VectorEnv
 from vla_rl.bench.record import write_record
 from vla_rl.config.experiment import Experiment
-from vla_rl.runners.imagination import record_policy
+from vla_rl.runners.imagination import record_round
 from vla_rl.runners.imitation import CloningSource, clone
 from vla_rl.runners.logs import FIGURES
 from vla_rl.runners.train import logged_failures, opened, starting_bundle
@@ -144,7 +144,7 @@ def self_imitation(run: Run, env: VectorEnv, start: Path, parts: Sequence[int], 
     for number, episodes in enumerate(parts):
         part = folder / f"round_{number}"
         recording = replace(settings, real_episodes=episodes, perturbed_chunks=0.0)
-        steps += record_policy(run, env, bundle, part / "episodes", recording, number=number)["control_steps"]
+        steps += record_round(run, env, bundle, part / "episodes", recording, number=number)["control_steps"]
         stores.append(part / "episodes")
         sources = [CloningSource(store=store) for store in stores]  # held-out ones too: no world model is evaluated
         policy, parent = load_bundle(bundle, device=run.device), read_bundle_info(bundle).sha256

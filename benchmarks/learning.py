@@ -25,7 +25,7 @@ from typing import Any
 
 import yaml
 
-from sims.numbers.statistics import seeds_interval
+from benchmarks.seeds import seeds_interval
 from vla_rl.bench.record import Row, row, write_record
 from vla_rl.runs.metrics import read_metrics
 

@@ -41,7 +41,7 @@ from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.runners.evaluate import PolicyActor, evaluate_policy, run_episodes
 from vla_rl.runners.imitation import CloningSource, clone, new_policy
-from vla_rl.runs.run_dir import experiment_device, load_experiment
+from vla_rl.runs.run_dir import experiment_device, experiment_of
 
 KEPT_ROUNDS = 4  # of successes, so that a round's cloning costs the same at the end as at the beginning
 
@@ -62,7 +62,7 @@ def main() -> None:
 
 def one_run(run_dir: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Successes of the baselines and of the run, on equal starts. What a call before this one finished is kept."""
-    experiment, reached = load_experiment(run_dir), json.loads((run_dir / "result.json").read_text())
+    experiment, reached = experiment_of(run_dir), json.loads((run_dir / "result.json").read_text())
     result = {"seed": experiment.seed, "imitation": reached["bc"], "reinforcement": reached["rl"]}
     env = make_env(experiment.sim)
     try:

@@ -21,7 +21,7 @@ from sims.registry import evaluation_starts, video_config
 from sims.video import FAILURE, SUCCESS
 from vla_rl.config.environments import make_env
 from vla_rl.runners.videos import render_episodes
-from vla_rl.runs.run_dir import load_experiment
+from vla_rl.runs.run_dir import experiment_of
 
 OUT = Path(__file__).parents[1] / "docs" / "assets" / "before_after.webp"
 EPISODES = 5
@@ -52,7 +52,7 @@ def most_improved(result: dict) -> str:
 
 def render(run: Path, task: str, bundle: Path) -> Videos:
     """uint8 [T, SIDE, SIDE, 3] of each of the task's first held-out starts, and whether it succeeded."""
-    experiment = load_experiment(run)
+    experiment = experiment_of(run)
     sim = dataclasses.replace(experiment.sim, tasks=(task,), num_envs=EPISODES)
     env, camera = make_env(sim), make_env(video_config(sim, image_size=SIDE, num_envs=EPISODES))
     try:

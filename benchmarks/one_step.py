@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.learning import mean_row
 from vla_rl.bench.record import Row, row, write_record
 from vla_rl.runners.distill import distill
-from vla_rl.runs.run_dir import load_experiment
+from vla_rl.runs.run_dir import experiment_of
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
 
 def distilled(run: Path, out: Path) -> dict[str, Any]:
     """What ``vla-rl distill`` found, or an earlier call of it."""
-    experiment, result = load_experiment(run), out / "result.json"
+    experiment, result = experiment_of(run), out / "result.json"
     if not result.exists():
         distill(experiment, run / "bundle", out)
     found = json.loads(result.read_text())

@@ -27,7 +27,7 @@ from benchmarks.learning import mean_row, one_run, vla_rl
 from vla_rl.bench.record import Row, read_record, row, write_record
 from vla_rl.config.experiment import Imitation
 from vla_rl.runs.metrics import read_metrics
-from vla_rl.runs.run_dir import load_experiment
+from vla_rl.runs.run_dir import experiment_of
 
 ROOT = Path(__file__).parents[1]
 NAME = "other_simulators"
@@ -92,7 +92,7 @@ def run(name: str, seed: int, folder: Path) -> dict[str, Any]:
 def cloned_longer(name: str, seed: int, folder: Path) -> dict[str, Any]:
     """Success of a policy cloned for ``LONGER`` times the updates from the demonstrations of a finished run."""
     run_dir = folder / name / f"{CASES[name].config}-{seed}"
-    experiment = load_experiment(run_dir)
+    experiment = experiment_of(run_dir)
     assert isinstance(experiment.start, Imitation)
     out, updates = run_dir / "cloned_longer", LONGER * experiment.start.bc.steps
     demonstrations = ("--store", run_dir / "demonstrations")

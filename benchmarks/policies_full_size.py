@@ -20,15 +20,16 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.policy_work import log_prob_difference, published_name
 from policies.denoising.kernels import FlowSDEConfig
 from policies.policy import Policy, set_frozen, trained_parameters
-from policies.pretrained.checkpoint import PublishedWeights, Scale, published_name, read_checkpoint
+from policies.pretrained.checkpoint import PublishedWeights, Scale, read_checkpoint
 from policies.pretrained.pi0.config import Pi0Config
 from policies.pretrained.pi0.layout import PI0
 from policies.pretrained.pi0.policy import Pi0
 from vla_rl.bench.example import EXAMPLE_ROBOT
 from vla_rl.bench.memory import training_memory
-from vla_rl.bench.policy import log_prob_difference, observations, update
+from vla_rl.bench.policy import observations, update
 from vla_rl.bench.record import Row, row, write_record
 
 CONFIG = Pi0Config(action_horizon=5, prefix_precision="bfloat16", explore=FlowSDEConfig(steps=4))

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from benchmarks.policy_work import published_name
 from policies.denoising.denoise import integrate
 from policies.denoising.kernels import FlowODE, FlowODEConfig, FlowSDEConfig
 from policies.policy import RobotSpec, set_frozen
-from policies.pretrained.checkpoint import published_name
 from policies.pretrained.decoder import DecoderConfig
 from policies.pretrained.pi0.config import Pi0Config
 from policies.pretrained.pi0.layout import PI0

@@ -26,10 +26,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.seeds import seeds_interval
 from episodes.files import write_json
 from policies.bundle import load_bundle
 from policies.policy import Policy
-from sims.numbers.statistics import seeds_interval
 from sims.registry import evaluation_starts, make_env
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.bench.record import write_record

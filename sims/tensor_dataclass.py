@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -56,6 +56,11 @@ class TensorDataclass:
 
     def to(self: R, device: torch.device | str) -> R:
         return self.map(lambda tensor: tensor.to(device))
+
+    def with_tensors(self: R, tensors: Iterable[Tensor]) -> R:
+        """The same record of these, in the order of ``self.tensors``, each on the device of the one it replaces."""
+        given = iter(tensors)
+        return self.map(lambda tensor: next(given).to(tensor.device))
 
     def detach(self: R) -> R:
         return self.map(Tensor.detach)

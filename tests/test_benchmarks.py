@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,8 +14,10 @@ from benchmarks import policies_learning
 from benchmarks.imagination_baselines import real_episodes
 from benchmarks.interruptions import says_that_the_disk_is_full
 from benchmarks.policy_families import T_95, check_seeds, t_interval
+from benchmarks.seeds import seeds_interval
 from policies.device import CPU, Device
 from sims.errors import UserError
+from sims.numbers.statistics import wilson_interval
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config
 
@@ -73,3 +76,23 @@ def test_what_is_spent_without_a_world_model_counts_every_validation(every: int,
 def test_a_configuration_that_clones_no_successes_is_refused_before_it_runs() -> None:
     with pytest.raises(UserError, match=r"has no imagination\.clone_successes"):
         real_episodes(load_config(Experiment, CONFIGS / "imagined_pick.yaml", []))
+
+
+def test_the_interval_over_seeds_covers_both_sources_of_chance() -> None:
+    """Of equal seeds it is that of all their episodes; of unequal ones it is as wide as the seeds differ."""
+    low, high = seeds_interval([90, 90, 90], [100, 100, 100])
+    assert low == pytest.approx(0.9 - 1.96 * (0.9 * 0.1 / 300) ** 0.5, abs=0.006)
+    assert high == pytest.approx(0.9 + 1.96 * (0.9 * 0.1 / 300) ** 0.5, abs=0.006)
+    low, high = seeds_interval([100_000, 50_000, 90_000], [100_000] * 3)
+    assert low == pytest.approx(0.5, abs=0.05) and high == pytest.approx(1.0, abs=0.05)
+    assert seeds_interval([100, 200], [100, 200]) == (pytest.approx(1 / (1 + 1.96**2 / 300), abs=1e-5), 1.0)  # Wilson
+    assert seeds_interval([0, 0], [5, 10]) == wilson_interval(0, 15)
+
+
+def test_the_interval_of_three_seeds_is_too_narrow_as_the_pages_say() -> None:
+    rng, holds = np.random.default_rng(1), 0
+    for _ in range(200):
+        rates = np.clip(rng.normal(0.8, 0.1, 3), 0, 1)
+        low, high = seeds_interval(list(map(int, rng.binomial(100, rates))), [100] * 3)
+        holds += low <= 0.8 <= high
+    assert 0.75 < holds / 200 < 0.91

@@ -201,14 +201,6 @@ def _rename(tensors: Mapping[str, Tensor], layout: Layout) -> tuple[dict[str, st
     return named, dead, problems + _problem("given twice with different values", duplicates)
 
 
-def published_name(name: str, layout: Layout) -> str:
-    """How the format names an own parameter: the inverse of reading."""
-    for published, own in layout.renames:
-        if name.startswith(own):
-            return published + name.removeprefix(own)
-    return name
-
-
 def _own_name(name: str, layout: Layout) -> str:
     for published, own in layout.renames:
         if name.startswith(published):

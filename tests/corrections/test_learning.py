@@ -75,7 +75,7 @@ def test_the_shares_of_a_recipe_are_those_of_the_batches(tmp_path: Path):
     def batch(recipe: str) -> dict[float, int]:
         settings = load_config(CorrectionsConfig, find_config(Path(recipe), "corrections")).learning
         settings = replace(settings, demonstrations=(tmp_path / "given",))
-        sources = cloning_sources(tmp_path / "episodes", settings)
+        sources = cloning_sources(tmp_path / "episodes", settings, ids=None)
         samplers = window_samplers(spec, sources, batch_size=64, seed=0)
         first = torch.cat([sampler.next_batch().targets.action[:, 0, 0] for sampler in samplers])
         values, counts = torch.unique((10 * first).round() / 10, return_counts=True)
@@ -93,11 +93,11 @@ def test_only_successful_episodes_with_a_person_count(tmp_path: Path):
     by["person"] = [POLICY, POLICY, HUMAN, HUMAN, HUMAN, POLICY]
     with EpisodeStore(tmp_path, create=True) as store:
         ids = {name: store.add(make_episode(actor=np.array(codes, dtype=np.uint8))) for name, codes in by.items()}
-    assert corrected_episodes(tmp_path) == [ids["person"]]
+    assert corrected_episodes(tmp_path, ("human",)) == [ids["person"]]
     assert corrected_episodes(tmp_path, ("human", "policy")) == [ids["policy"], ids["person"]]
     with EpisodeStore(tmp_path) as store:
         store.label(ids["person"], "success", False, author="anna")
-    assert corrected_episodes(tmp_path) == []
+    assert corrected_episodes(tmp_path, ("human",)) == []
 
 
 @pytest.mark.parametrize(("key", "value"), [("outcome", "abort"), ("rewound_at", 3)])
@@ -106,18 +106,18 @@ def test_an_episode_that_was_given_up_is_no_success_until_somebody_labels_it(tmp
     browser = EpisodeBrowser(tmp_path, jpeg_quality=90)
     with EpisodeStore(tmp_path, create=True) as store:
         id = store.add(make_episode(actor=actor))
-        assert corrected_episodes(tmp_path) == [id]
+        assert corrected_episodes(tmp_path, ("human",)) == [id]
         store.label(id, key, value, author="anna")
-        assert corrected_episodes(tmp_path) == []
+        assert corrected_episodes(tmp_path, ("human",)) == []
         assert not browser.read(id)["success"]
         browser.label(id, "success", person="ben")
-        assert corrected_episodes(tmp_path) == [id]
+        assert corrected_episodes(tmp_path, ("human",)) == [id]
         browser.label(id, "abort", person="ben")
-        assert corrected_episodes(tmp_path) == []
+        assert corrected_episodes(tmp_path, ("human",)) == []
         browser.success_from(id, 2, person="ben")
-        assert corrected_episodes(tmp_path) == [id]
+        assert corrected_episodes(tmp_path, ("human",)) == [id]
         browser.label(id, "failure", person="ben")
-        assert corrected_episodes(tmp_path) == []
+        assert corrected_episodes(tmp_path, ("human",)) == []
 
 
 def test_without_corrections_there_is_nothing_to_learn(tmp_path: Path):

@@ -44,6 +44,13 @@ def record(values: list[float], width: int, *, extra: bool = False) -> Record:
     )
 
 
+def test_a_record_is_made_of_saved_tensors() -> None:
+    saved = record([1.0, 2.0], 3)
+    loaded = record([0.0], 1).with_tensors(list(saved.tensors()))
+    assert loaded.extra is None
+    torch.testing.assert_close(list(loaded.tensors()), list(saved.tensors()))
+
+
 def test_stack_and_cat_pad_ragged_fields_with_zeros() -> None:
     records = [record([1.0, 2.0], 2), record([3.0, 4.0], 3)]
     stacked, joined = Record.stack(records), Record.cat(records)

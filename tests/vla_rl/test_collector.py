@@ -214,7 +214,7 @@ def test_every_chunk_says_which_version_and_who_acted() -> None:
 
     runner = collector(Intervened(num_envs=3, length=300, max_steps=1000))
     first = runner.collect(2)
-    runner.weights.publish(7, {})
+    runner.publish(7, {})
     second = runner.collect(1)
     assert first.policy_version.unique().tolist() == [0]
     assert second.policy_version.unique().tolist() == [7]
@@ -225,11 +225,10 @@ def test_newer_weights_are_taken_before_a_rollout() -> None:
     env = ChainEnv(num_envs=2, length=LENGTH)
     runner = collector(env)
     weights = {name: torch.full_like(value, 0.5) for name, value in runner.policy.named_parameters()}
-    runner.weights.publish(3, weights)
+    runner.publish(3, weights)
     runner.collect(1)
     assert runner.policy_version == 3
     assert all((parameter == 0.5).all() for parameter in runner.policy.parameters())
-    assert runner.weights.newest(after=3) is None
 
 
 @dataclass(frozen=True, kw_only=True)

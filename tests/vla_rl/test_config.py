@@ -453,10 +453,9 @@ def test_every_setting_of_an_experiment_is_read():
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "configs").glob("*.yaml")), ids=lambda p: p.stem)
 def test_every_configuration_loads(path: Path):
     from vla_rl.config.experiment import Experiment
-    from vla_rl.runners.logs import without_simulator
 
     experiment = load_config(Experiment, path)
-    if not without_simulator(experiment):
+    if not experiment.without_simulator:
         assert experiment.sim.num_envs > 1
 
 

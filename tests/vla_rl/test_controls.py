@@ -1,10 +1,9 @@
-"""What the controls of an evaluation change, and intervals over seeds."""
+"""What the controls of an evaluation change."""
 
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from policies.policy import RobotSpec
 from sims.adapters.libero import LiberoConfig
 from sims.env_wrapper import EnvWrapper
 from sims.errors import UserError
-from sims.numbers.statistics import seeds_interval, wilson_interval
 from sims.starts import StartSequence
 from sims.vector_env import Observation, StartState
 from tests.worlds import PointEnv
@@ -158,23 +156,3 @@ def test_more_episodes_than_a_split_has_are_refused_before_training(tmp_path: Pa
     experiment = Experiment(sim=LiberoConfig(split="train"), evaluation=evaluation, device="cpu")
     with pytest.raises(UserError, match=r"'evaluation.control_episodes': the benchmark has 150 starts"):
         check_experiment(experiment, env, start=tmp_path / "start")
-
-
-def test_the_interval_over_seeds_covers_both_sources_of_chance() -> None:
-    """Of equal seeds it is that of all their episodes; of unequal ones it is as wide as the seeds differ."""
-    low, high = seeds_interval([90, 90, 90], [100, 100, 100])
-    assert low == pytest.approx(0.9 - 1.96 * (0.9 * 0.1 / 300) ** 0.5, abs=0.006)
-    assert high == pytest.approx(0.9 + 1.96 * (0.9 * 0.1 / 300) ** 0.5, abs=0.006)
-    low, high = seeds_interval([100_000, 50_000, 90_000], [100_000] * 3)
-    assert low == pytest.approx(0.5, abs=0.05) and high == pytest.approx(1.0, abs=0.05)
-    assert seeds_interval([100, 200], [100, 200]) == (pytest.approx(1 / (1 + 1.96**2 / 300), abs=1e-5), 1.0)  # Wilson
-    assert seeds_interval([0, 0], [5, 10]) == wilson_interval(0, 15)
-
-
-def test_the_interval_of_three_seeds_is_too_narrow_as_the_pages_say() -> None:
-    rng, holds = np.random.default_rng(1), 0
-    for _ in range(200):
-        rates = np.clip(rng.normal(0.8, 0.1, 3), 0, 1)
-        low, high = seeds_interval(list(map(int, rng.binomial(100, rates))), [100] * 3)
-        holds += low <= 0.8 <= high
-    assert 0.75 < holds / 200 < 0.91

@@ -28,7 +28,7 @@ from tests.worlds import ChainEnv
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig, RecapConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig
-from vla_rl.cli.arguments import load_experiment as load_named
+from vla_rl.cli.arguments import load_experiment
 from vla_rl.cli.main import main
 from vla_rl.config.environments import NoSimulatorConfig
 from vla_rl.config.errors import ConfigError
@@ -50,7 +50,7 @@ from vla_rl.runners.iterations import algorithm_state, restore_algorithm
 from vla_rl.runners.observe_every import ObserveEvery
 from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips
 from vla_rl.runners.world_model_videos import recorded_chunks, replayed_chunks
-from vla_rl.runs.run_dir import load_experiment, open_run
+from vla_rl.runs.run_dir import experiment_of, open_run
 from world_models.evaluation.action_sequences import recorded_sequences
 from world_models.imagined_env import ImaginedEnvConfig
 
@@ -210,7 +210,7 @@ def test_the_report_shows_the_evaluation_and_its_videos(run: Path) -> None:
 
 
 def test_a_replayed_episode_shows_what_was_recorded(run: Path) -> None:
-    experiment = load_experiment(run)
+    experiment = experiment_of(run)
     assert experiment.imagination is not None
     clips = open_clips([run / "imagination" / "round_0" / "episodes"], experiment.imagination.model.dynamics, "all")
     env = make_env(experiment.sim)
@@ -353,7 +353,7 @@ def test_the_benchmark_compares_the_loop_with_its_parts_and_the_simulator(config
     names = {"imitation", "self-imitation", "imagination", "loop", "simulator 1x", "simulator 1x, last weights"}
     assert set(found["success"]) == names
     assert found["real_control_steps"]["simulator 1x"] >= found["real_control_steps"]["loop"] > 0
-    alone = load_experiment(tmp_path / "alone")
+    alone = experiment_of(tmp_path / "alone")
     assert alone.imagination is not None
     assert alone.imagination.clone_successes is None
     # stages that are kept are not repeated
@@ -403,9 +403,9 @@ def test_imagined_environments_count_for_the_warm_up(simulated: int, imagined: i
 
 def test_groups_run_side_by_side_in_imagined_environments_alone() -> None:
     """The simulator records and validates only, in as many environments as it likes."""
-    assert load_named(Path("imagined_grpo"), ("--sim.num_envs", "1")).sim.num_envs == 1
+    assert load_experiment(Path("imagined_grpo"), ("--sim.num_envs", "1")).sim.num_envs == 1
     with pytest.raises(ConfigError, match=r"imagined_env.num_envs \(12\) must be a multiple of algorithm.group_size"):
-        load_named(Path("imagined_grpo"), ("--imagination.model.imagined_env.num_envs", "12"))
+        load_experiment(Path("imagined_grpo"), ("--imagination.model.imagined_env.num_envs", "12"))
 
 
 @pytest.mark.parametrize("setting", ["imagination.observe_every", "start.observe_every"])

@@ -234,11 +234,13 @@ def test_other_folders_are_refused(tmp_path: Path):
         write_report(run)
 
 
-def test_the_list_of_runs_shows_whole_paths_where_there_is_little_room(tmp_path: Path):
+def test_the_list_of_runs_shows_whole_paths_where_there_is_little_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("vla_rl.report.table.for_stdout", lambda: Console(width=80))
     runs = [summarize(make_run(tmp_path / "a_long_name_of_a_folder" / f"seed_{i}", videos=False)) for i in range(2)]
-    console = Console(width=80, record=True)
-    print_runs(runs, console)
-    head, *lines = console.export_text().splitlines()
+    print_runs(runs)
+    head, *lines = capsys.readouterr().out.splitlines()
     column = head.index("state")
     assert "".join(line[:column].strip() for line in lines) == "".join(run.path for run in runs)
 
@@ -275,7 +277,7 @@ def test_the_list_of_runs_is_a_line_per_run_in_a_pipe(tmp_path: Path, capsys: py
         ("metrics.jsonl", '{"wall_s": 5}\n'),
     ],
 )
-def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str) -> None:
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str, capsys: pytest.CaptureFixture[str]) -> None:
     run, fine = (make_run(tmp_path / which, videos=False) for which in ("damaged", "fine"))
     (run / name).write_text(content)
     for arguments in (("report", run), ("compare", run, fine, "--out", tmp_path / "page.html")):
@@ -285,9 +287,8 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str) -> Non
     found = {Path(one.path).name: one for one in list_runs(tmp_path)}
     assert (found["fine"].state, found["fine"].damage) == ("finished", "")
     if name != "config.yaml":  # the list does not read it
-        console = Console(record=True, width=300)
-        print_runs(list_runs(tmp_path), console)
-        assert str(run / name) in console.export_text()
+        print_runs(list_runs(tmp_path))
+        assert str(run / name) in capsys.readouterr().out
         assert found["damaged"].state == "damaged" and str(run / name) in found["damaged"].damage
 
 
@@ -305,16 +306,15 @@ def test_a_seed_counts_once(tmp_path: Path) -> None:
 
 
 def test_a_task_without_episodes_has_no_success(tmp_path: Path) -> None:
-    """Neither in a summary nor in a mean; in older records it was 0."""
+    """Neither in a summary nor in a mean."""
     results = EpisodeResults(
         success=torch.tensor([True, True]), task=torch.tensor([0, 0]), steps=torch.tensor([5, 5], dtype=torch.int64)
     )
     summary = results.summary(["reach", "push"])
     assert summary["per_task"]["push"] == {"success": None, "interval": [0.0, 1.0], "episodes": 0}
     runs = [make_run(tmp_path / str(seed), seed=seed, videos=False) for seed in (0, 1)]
-    for run, success in zip(runs, (None, 0.0), strict=True):
+    for run in runs:
         result = json.loads((run / "result.json").read_text())
-        summary["per_task"]["push"]["success"] = success
         (run / "result.json").write_text(json.dumps(result | {"rl": summary}))
     (group,) = groups([read_run(run) for run in runs])
     assert group.rate is not None and group.rate.success == 1.0
@@ -322,7 +322,7 @@ def test_a_task_without_episodes_has_no_success(tmp_path: Path) -> None:
     assert "reach" in page.text and "push" not in page.text
 
 
-def test_runs_side_by_side(tmp_path: Path):
+def test_runs_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     runs = [
         make_run(tmp_path / "a" / "run", videos=False),
         make_run(tmp_path / "b" / "run", seed=1, algorithm="grpo", gain=0.2, videos=False),
@@ -333,20 +333,20 @@ def test_runs_side_by_side(tmp_path: Path):
     for text in ("a/run", "b/run", "third", "Settings that differ", "algorithm.name", "grpo", "+37", "+20"):
         assert text in page.text, text
     assert "clip_ratio" not in page.text
-    console = Console(record=True, width=160)
-    print_comparison(runs, console)
-    lines = [line.split()[0].rpartition("/")[0][-2:] for line in console.export_text().splitlines()]
+    print_comparison(runs)
+    lines = [line.split()[0].rpartition("/")[0][-2:] for line in capsys.readouterr().out.splitlines()]
     assert lines[:4] == ["", "a", "b", ""]  # then the table of runs that differ in their seed
 
 
-def test_runs_without_a_simulator_are_compared_by_what_they_imagine_and_say_so(tmp_path: Path):
+def test_runs_without_a_simulator_are_compared_by_what_they_imagine_and_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     runs = [make_run(tmp_path / f"logs_{seed}", seed=seed, videos=False) for seed in (0, 1)]
     for run in runs:
         imagined = {"before": rate(0.3, 64), "after": rate(0.8, 64)}
         (run / "result.json").write_text(json.dumps({"imagined": imagined, "wall_s": {"reinforce": 900.0}}))
-    console = Console(record=True, width=160)
-    print_comparison(runs, console)
-    text = console.export_text()
+    print_comparison(runs)
+    text = capsys.readouterr().out
     assert "not finished" not in text
     assert text.count("30.0 %") == 2 and text.count("80.0 % imagined") == 3  # of both, and of them together
     row = comparison(runs)[0]
@@ -356,8 +356,8 @@ def test_runs_without_a_simulator_are_compared_by_what_they_imagine_and_say_so(t
     for run, success in zip(runs, (0.2, 0.9), strict=True):
         imagined = {"before": rate(0.1, 64), "after": rate(success, 64)}
         (run / "result.json").write_text(json.dumps({"imagined": imagined}))
-    print_comparison(runs, console)
-    lines = console.export_text().splitlines()
+    print_comparison(runs)
+    lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:3]] == ["logs_1", "logs_0"]  # best first
     (row,) = group_rows(runs)
     assert row["imagined"] and row["interquartile_mean"] == pytest.approx(0.55)
@@ -407,13 +407,12 @@ def test_groups_that_differ_in_many_settings_are_named_by_the_algorithm_and_a_fe
     assert [group.name for group in alike][1] == "algorithm.name off_policy, sim.num_envs 8, and 61 more settings"
 
 
-def test_tables_on_the_terminal():
-    console = Console(record=True, width=120)
+def test_tables_on_the_terminal(capsys: pytest.CaptureFixture[str]):
     result = rate(0.625, 80) | {"per_task": {"lift [cube]": rate(0.625, 80)}, "stochastic": rate(0.5, 80)}
-    print_evaluation(result, console)
+    print_evaluation(result)
     row = {"name": "sim", "value": 1234.5, "unit": "steps/s", "ratio": 2.5, "against": "one process"}
-    print_bench({"bench": "sim", "rows": [row, {"name": "b", "value": 1, "unit": "s"}]}, console)
-    text = console.export_text()
+    print_bench({"bench": "sim", "rows": [row, {"name": "b", "value": 1, "unit": "s"}]})
+    text = capsys.readouterr().out
     assert re.search(r"lift \[cube\] +62\.5 % +52 to 72 % +80", text)
     assert re.search(r"sim +1234 +steps/s +2\.5 +one process", text)
 

@@ -14,11 +14,10 @@ from safetensors.numpy import load_file
 from policies.bundle import load_bundle, read_bundle_info
 from sims.errors import UserError
 from vla_rl.cli.main import main
-from vla_rl.runners.evaluate import locate
 from vla_rl.runs import run_dir
 from vla_rl.runs.listing import list_runs, summarize
 from vla_rl.runs.metrics import read_metrics
-from vla_rl.runs.run_dir import git_revision, load_experiment, run_of
+from vla_rl.runs.run_dir import experiment_of, git_revision, locate, run_of
 
 TINY = Path(__file__).parents[1] / "data" / "tiny.yaml"
 FIRST, ALL = 2, 4  # iterations
@@ -83,7 +82,7 @@ def test_a_finished_run_is_extended_and_equals_a_whole_one(project: Path, tmp_pa
     assert all((mine[name] == whole[name]).all() for name in whole)
     results = [json.loads((one / "result.json").read_text()) for one in (run, project / "whole")]
     assert results[0]["rl"] == results[1]["rl"]
-    assert load_experiment(run).algorithm.iterations == ALL
+    assert experiment_of(run).algorithm.iterations == ALL
 
 
 def test_a_run_without_its_checkpoints_is_not_begun_again(
@@ -107,7 +106,7 @@ def test_a_run_is_evaluated_elsewhere_with_its_own_seed(
     capsys.readouterr()
     main(["eval", str(project / "short"), "--sim", str(other), "--episodes=1", "--json"])
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert result["seed"] == load_experiment(project / "short").seed == 3
+    assert result["seed"] == experiment_of(project / "short").seed == 3
     assert list(result["per_task"]) == ["reach"]
 
 
@@ -192,7 +191,7 @@ def test_a_copied_run_imitates_from_the_store_where_it_is_now(
     monkeypatch.chdir(run.parent)
     main(["train", "mine.yaml", f"--algorithm.iterations={FIRST}", "--run-dir", "short", "--resume"])
     assert curve(run) == curve(project / "short")
-    assert load_experiment(run).start.store == run.parent / "demos"
+    assert experiment_of(run).start.store == run.parent / "demos"
 
 
 def test_a_run_keeps_the_bundle_that_it_starts_from(project: Path, tmp_path: Path) -> None:

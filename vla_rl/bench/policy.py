@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from episodes.sampler import Targets
 from policies.device import CPU, make_generator
-from policies.policy import ActionSample, Policy, half_precision_groups, set_frozen
+from policies.policy import Policy, half_precision_groups, set_frozen
 from policies.registry import DEFAULT_POLICY, POLICIES, build_policy
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
@@ -62,20 +61,6 @@ def acting(policy: Policy, batch: int = BATCH, generator: torch.Generator | None
     }
 
 
-def as_cuda_graph(work: Work, generator: torch.Generator) -> Work:
-    """``work`` recorded once, to be replayed without launching its kernels one by one. ``generator``: of its draws."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    graph.register_generator_state(generator)
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
-
-
 def learning(policy: Policy, batch: int = BATCH) -> dict[str, Work]:
     """Forward and backward of behavior cloning, and of the log-prob that PPO and GRPO differentiate."""
     obs, state = observations(batch).to(policy.device), policy.initial_state(batch)
@@ -115,13 +100,6 @@ def update(policy: Policy, record: TensorDataclass, trace: TensorDataclass, opti
     optimizer.zero_grad()
 
 
-@torch.no_grad()
-def log_prob_difference(policy: Policy, record: TensorDataclass, sample: ActionSample) -> float:
-    """[nat] Largest, of a chunk, between the log-prob that an update computes and that of the rollout."""
-    difference = policy.log_prob(policy.restore(record), sample.trace) - sample.log_prob
-    return float(difference.sum((1, 2, 3)).abs().max())
-
-
 def observations(batch: int = BATCH) -> Observation:
     """Random observations of the example robot."""
     robot = EXAMPLE_ROBOT
@@ -130,15 +108,6 @@ def observations(batch: int = BATCH) -> Observation:
         state=torch.randn(batch, robot.state_dim),
         instruction=encode_instructions(["pick up the red block"] * batch),
     )
-
-
-def throughput(name: str, work: Work, *, batch: int, peak: float) -> Row:
-    """Observations per second of ``work`` on ``batch`` of them; its ratio is of its arithmetic to ``peak`` [FLOP/s]."""
-    with FlopCounterMode(display=False) as flops:
-        work()
-    seconds = median_seconds(work, repeats=3)
-    share = flops.get_total_flops() / seconds / peak
-    return row(name, batch / seconds, "observations/s", ratio=share, against="matrix product")
 
 
 def matmul_rate(device: torch.device = CPU.device, dtype: torch.dtype = torch.float32, size: int = 1024) -> float:

@@ -9,13 +9,13 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from policies.device import CPU, Device, Precision, make_generator
+from policies.device import CPU, Device, Precision
 from sims.chunk import step_chunk
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.vector_env import VectorEnv
 from vla_rl.bench.example import EXAMPLE_ROBOT
-from vla_rl.bench.record import Row, median_seconds, row
+from vla_rl.bench.record import Row, row
 from world_models.evaluation.open_loop import frames_per_second
 from world_models.models.conv_flow import ConvFlowConfig
 from world_models.models.flow_model import FlowWorldModel
@@ -47,23 +47,10 @@ def world_model_rows(
 
 def imagined_images_per_second(config: ConvFlowConfig, *, batch: int, seconds: float, device: Device = CPU) -> float:
     model = device.place(build_world_model(config, EXAMPLE_ROBOT)).eval()
-    return frames_per_second(model, *_example(model, batch), seconds=seconds)
+    return frames_per_second(model, *example_clip(model, batch), seconds=seconds)
 
 
-def update_seconds(config: ConvFlowConfig, *, batch: int, device: Device = CPU) -> float:
-    """Of forward and backward through ``batch`` predictions."""
-    model = device.place(build_world_model(config, EXAMPLE_ROBOT))
-    history, action, length = _example(model, batch)
-    noise, s = model.noise(batch, make_generator(model.device, 0)), torch.ones(batch, device=model.device)
-
-    def update() -> None:
-        model.zero_grad(set_to_none=True)
-        model.estimate(model.prefill(history), action, length, noise, s).latent.square().mean().backward()
-
-    return median_seconds(update)
-
-
-def _example(model: FlowWorldModel, batch: int) -> tuple[History, Tensor, Tensor]:
+def example_clip(model: FlowWorldModel, batch: int) -> tuple[History, Tensor, Tensor]:
     """A history, a chunk of actions and how many of them count."""
     robot, place = model.robot, model.device
     images = torch.randint(0, 255, (batch, len(robot.cameras), *robot.image_size, 3), dtype=torch.uint8, device=place)

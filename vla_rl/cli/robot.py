@@ -92,11 +92,10 @@ class Deploy:
 
 def _trained_tasks(bundle: Path) -> tuple[str, ...]:
     """Of the run that the bundle lies in; none where it lies in no run, or the run's simulator has no tasks."""
-    from vla_rl.runners.evaluate import locate
-    from vla_rl.runs.run_dir import load_experiment
+    from vla_rl.runs.run_dir import experiment_of, locate
 
     try:
-        sim = load_experiment(locate(bundle)[0]).sim
+        sim = experiment_of(locate(bundle)[0]).sim
     except UserError:
         return ()
     return tuple(getattr(sim, "tasks", ()))

@@ -91,14 +91,14 @@ class Evaluate(WorldModelCommand):
     json: Json = False
 
     def run(self) -> Result:
-        from vla_rl.config.environments import NoSimulatorConfig, make_env
+        from vla_rl.config.environments import make_env
         from vla_rl.runners.imagined_success import compare_success
         from vla_rl.runners.world_model import evaluate_world_model
         from vla_rl.runs.run_dir import experiment_device
 
         experiment, settings, stores = self.opened()
         device = experiment_device(experiment)
-        env = None if isinstance(experiment.sim, NoSimulatorConfig) else make_env(experiment.sim)
+        env = None if experiment.without_simulator else make_env(experiment.sim)
         try:
             report = evaluate_world_model(
                 settings.model, self.folder(), stores, sim=experiment.sim, env=env, seed=experiment.seed, device=device
@@ -135,7 +135,7 @@ class Imagine(WorldModelCommand):
 
     def run(self) -> Result:
         from vla_rl.runners.world_model import WORLD_MODEL_FILE, make_divergence, open_clips_for
-        from vla_rl.runners.world_model_videos import recorded_chunks, write_comparison, write_keyed_rollout
+        from vla_rl.runners.world_model_videos import recorded_chunks, write_keyed_rollout, write_prediction
         from vla_rl.runs.run_dir import experiment_device
         from world_models.bundle import load_world_model
 
@@ -153,7 +153,7 @@ class Imagine(WorldModelCommand):
             return Result({"video": str(path), "instruction": instruction})
         truth = recorded_chunks(clips, self.episode, fitted.dynamics.action_horizon)
         divergence = make_divergence(fitted, stores, sim=experiment.sim, seed=experiment.seed)
-        compared = write_comparison(
+        compared = write_prediction(
             fitted, clips, self.episode, truth, path, caption=instruction, divergence=divergence
         )
         return Result({"video": str(path), "instruction": instruction, "divergence_step": compared.divergence_step})

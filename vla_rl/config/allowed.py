@@ -40,12 +40,6 @@ def choices(annotation: Any) -> list[str]:
     return [str(word) for group in words for word in group]
 
 
-def is_number(annotation: Any) -> bool:
-    """Whether this is a number, or a number or nothing."""
-    members = [_base(member) for member in union(annotation)]
-    return any(member in (int, float) for member in members) and set(members) <= {int, float, NoneType}
-
-
 def interval(annotation: Any) -> Interval:
     """The range that a number declares, here or as pydantic's ``Field(gt=0)``; without limits where it has none."""
     extras = [extra for member in union(annotation) for extra in getattr(member, "__metadata__", ())]

@@ -134,16 +134,20 @@ class Experiment:
             self.algorithm.check_num_envs(self.imagination.model.imagined_env.num_envs, setting)
             if self.algorithm.rollout_shards > 1 or self.algorithm.staleness or self.cluster is not None:
                 raise ValueError("imagination needs algorithm.rollout_shards 1, algorithm.staleness 0 and cluster null")
-            if not isinstance(self.sim, NoSimulatorConfig) and not self.evaluation.validation_episodes:
+            if not self.without_simulator and not self.evaluation.validation_episodes:
                 raise ValueError("imagination chooses the best policy by evaluation.validation_episodes, got 0")
             if not isinstance(self.reward, OutcomeConfig):
                 raise ValueError(
                     f"imagination needs reward outcome, got {self.reward.name}: imagined episodes have a reward model "
                     "of their own, imagination.model.reward_model"
                 )
-        elif not isinstance(self.sim, NoSimulatorConfig):
+        elif not self.without_simulator:
             self.algorithm.check_num_envs(self.sim.num_envs, "sim.num_envs")
         self._check_cluster()
+
+    @property
+    def without_simulator(self) -> bool:
+        return isinstance(self.sim, NoSimulatorConfig)
 
     @property
     def divides_weights(self) -> bool:

@@ -66,8 +66,8 @@ class PackedRecord(Generic[R]):
         return PackedRecord(shape, [to_array(tensor) for tensor in record.tensors()])
 
     def unpack(self) -> R:
-        arrays = iter(self.arrays)
-        return self.shape.map(lambda tensor: to_tensor(next(arrays), tensor.dtype))
+        pairs = zip(self.arrays, self.shape.tensors(), strict=True)
+        return self.shape.with_tensors(to_tensor(array, tensor.dtype) for array, tensor in pairs)
 
 
 @dataclass(frozen=True)

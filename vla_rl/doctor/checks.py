@@ -62,10 +62,9 @@ def run_checks(run: Path | None) -> list[Check]:
     Raises UserError where ``run`` is not the folder of a run with a policy.
     """
     if run is not None:
-        from vla_rl.runners.evaluate import locate
-        from vla_rl.runs.run_dir import load_experiment
+        from vla_rl.runs.run_dir import experiment_of, locate
 
-        load_experiment(run)
+        experiment_of(run)
         locate(run)
     checks = [_python(), _torch(), _cuda(), _physics(), *check_renderers(), _warp(), _video(), *_simulators(), _disk()]
     checks += check_optional()

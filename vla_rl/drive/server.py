@@ -13,7 +13,7 @@ from real_robot.corrections.access import Access, Origins
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.settings import ControlSettings
 from real_robot.corrections.web import Address, listen, open_page, serving_web
-from vla_rl.config.environments import NoSimulatorConfig, make_env
+from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.drive.session import DriveSession
 from vla_rl.drive.worker import Worker
@@ -38,7 +38,7 @@ def drive(
     divergence = make_divergence(fitted, stores, sim=sim, seed=experiment.seed)
     with contextlib.ExitStack() as stack:
         env = None
-        if not isinstance(sim, NoSimulatorConfig):
+        if not experiment.without_simulator:
             env = make_env(dataclasses.replace(sim, num_envs=1))
             stack.callback(env.close)
         limits = time_limits(None if env is None else env.spec, fitted, stores)

@@ -327,28 +327,27 @@ class Replay:
                 f"the recorded episodes held {int(state['count'].sum())} observations, now {int(self.count.sum())}: a "
                 "run resumes with the same stores"
             )
-        if state.get("digest") != self._digest():
+        if state["digest"] != self._digest():
             raise UserError(
-                "the recorded episodes, their labels or cuts are others than those that the run learned from before "
-                "(or an older version saved it): take the changes back, or start a new run"
+                "the recorded episodes, their labels or cuts are others than those that the run learned from before: "
+                "take the changes back, or start a new run"
             )
         self.rng.bit_generator.state = state["generator"]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """UserError if the rings or the entries were others."""
-        saved = iter(state["entries"])
         if len(state["entries"]) != len(list(self._entries.tensors())):
-            raise UserError("the replay was saved by an older version, or of another policy: start a new run")
+            raise UserError("the replay that was saved is of another policy: start a new run")
         if (got := len(state["entries"][0])) != self.streams:
             raise UserError(f"the replay had {got} environments, now there are {self.streams}: start a new run")
 
-        def put(tensor: Tensor) -> Tensor:
-            given = next(saved)
-            rows = tensor.new_zeros(self.streams, self.length, *given.shape[2:])
+        def ring(given: Tensor) -> Tensor:
+            rows = given.new_zeros(self.streams, self.length, *given.shape[2:])
             rows[:, : given.shape[1]] = given
             return rows.flatten(0, 1)
 
-        self._entries, self.count = self._entries.map(put), np.asarray(state["count"]).copy()
+        self._entries = self._entries.with_tensors(map(ring, state["entries"]))
+        self.count = np.asarray(state["count"]).copy()
         self._index()
         self.rng.bit_generator.state = state["generator"]
 

@@ -47,20 +47,12 @@ class ComputeFit:
     known: float
     refused: str
 
-    def predict(self, compute: float) -> float:
-        """Success after ``compute`` control steps. ValueError beyond what the runs can tell."""
-        if compute > self.known and self.refused:
-            raise ValueError(self.refused)
-        if compute > FARTHEST * self.known:
-            raise ValueError(f"{compute:g} control steps are over {FARTHEST:g} times the {self.known:g} that are known")
-        return self.curve.at(compute)
-
     def __str__(self) -> str:
         """What it predicts for FARTHEST times the compute, or why it does not."""
         if self.refused:
             return f"not predicted: {self.refused}"
         steps, (low, high) = FARTHEST * self.known, self.interval
-        success = 100 * self.predict(steps)
+        success = 100 * self.curve.at(steps)
         return f"{success:.1f} % at {steps:.3g} steps, {100 * low:.0f} to {100 * high:.0f} % in the end"
 
 

@@ -26,7 +26,7 @@ from vla_rl.report.pieces import (
     tone,
     video,
 )
-from vla_rl.report.run_data import Points, Rate, RunData, difference, per_task, series
+from vla_rl.report.run_data import Rate, RunData, difference, per_task, series
 from vla_rl.report.svg import Line, interval_chart, percent, stacked_area
 
 FEATURED = {  # metric -> title, and how to read it
@@ -190,22 +190,11 @@ def _learning(run: RunData) -> str:
 
 def _success_figure(run: RunData) -> str:
     lines = curve(run.points("success"), label="exploring policy, training starts", color=AFTER)
-    checks = validation(run)
-    if checks:
-        points, intervals = checks
+    if points := run.points("validation"):
+        ends = zip(run.points("validation_low"), run.points("validation_high"), strict=True)
+        intervals = [(low, high) for (_, low), (_, high) in ends]
         lines.append(Line(label="deployed policy, validation starts", points=points, color=1, interval=intervals))
     return success_figure("Success", lines)
-
-
-def validation(run: RunData) -> tuple[Points, list[tuple[float, float]]] | None:
-    """Success of the deployed policy where it was evaluated during training, with its intervals."""
-    rows = [record for record in run.metrics if record.get("validation") is not None]
-    if not rows:
-        return None
-    intervals = [
-        (row.get("validation_low", row["validation"]), row.get("validation_high", row["validation"])) for row in rows
-    ]
-    return [(row["iteration"], row["validation"]) for row in rows], intervals
 
 
 def _validation_figure(run: RunData) -> str:

@@ -26,7 +26,7 @@ def for_stdout() -> Console:
     return console if console.is_terminal or console.is_jupyter else Console(width=FILE_WIDTH)
 
 
-def print_evaluation(result: Mapping[str, Any], console: Console | None = None) -> None:
+def print_evaluation(result: Mapping[str, Any]) -> None:
     """``result`` as ``vla-rl eval --json`` prints it: overall, per task, and the exploring policy."""
     table = Table("task", "success", "95 % interval", "episodes", box=None, pad_edge=False)
     rows = {**result["per_task"], "all": {**result, "episodes": result["episodes"]}}
@@ -36,13 +36,13 @@ def print_evaluation(result: Mapping[str, Any], console: Console | None = None) 
         rate = Rate.of(row)
         episodes = "" if rate.episodes is None else str(rate.episodes)
         table.add_row(escape(name), _percent(rate.success), _interval(rate), episodes)
-    console = console or for_stdout()
+    console = for_stdout()
     console.print(table)
     if "score_table" in result:
         console.print("", result["score_table"], sep="\n", highlight=False, markup=False)
 
 
-def print_runs(runs: Sequence[RunSummary], console: Console | None = None) -> None:
+def print_runs(runs: Sequence[RunSummary]) -> None:
     """One line per run, then what is damaged."""
     columns = ("state", "stage", "iterations", "success", "last written", "MB")
     table = Table(Column("run", overflow="fold"), *columns, box=None, pad_edge=False)
@@ -52,7 +52,7 @@ def print_runs(runs: Sequence[RunSummary], console: Console | None = None) -> No
             success += " (validation)"
         cells = (escape(run.path), run.state, run.stage, str(run.iterations), success)
         table.add_row(*cells, f"{duration(run.age_s)} ago", f"{run.bytes / 1e6:.1f}")
-    console = console or for_stdout()
+    console = for_stdout()
     console.print(table)
     for damage in (run.damage for run in runs if run.damage):
         console.print(damage, highlight=False, markup=False, soft_wrap=True)
@@ -133,7 +133,7 @@ def group_rows(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
     ]
 
 
-def print_comparison(run_dirs: Sequence[Path], console: Console | None = None) -> None:
+def print_comparison(run_dirs: Sequence[Path]) -> None:
     """Final or imagined success of every run, best first; runs without a final evaluation last."""
     runs = [read_run(run_dir) for run_dir in run_dirs]
     columns = ("before", "after", "95 % interval", "gain", "95 % interval", "wall time")
@@ -152,7 +152,7 @@ def print_comparison(run_dirs: Sequence[Path], console: Console | None = None) -
             shown = _percent(after.success) + " imagined" * bool(run.imagined)
             cells = [_percent(before.success), shown, _interval(after), f"{100 * gain:+.0f}", gained]
         table.add_row(escape(name), *cells, duration(run.wall_s) if run.wall_s else "")
-    console = console or for_stdout()
+    console = for_stdout()
     console.print(table)
     found = groups(runs)
     if len(found) == len(runs):
@@ -181,7 +181,7 @@ def print_sweep(result: Mapping[str, Any]) -> None:
     for_stdout().print(table)
 
 
-def print_bench(result: Mapping[str, Any], console: Console | None = None) -> None:
+def print_bench(result: Mapping[str, Any]) -> None:
     """``result`` as ``vla-rl bench --json`` prints it."""
     title = " ".join([result["bench"], *(f"{name}={value}" for name, value in result.get("options", {}).items())])
     table = Table("figure", "value", "unit", "ratio", "against", title=escape(title), box=None, pad_edge=False)
@@ -189,7 +189,7 @@ def print_bench(result: Mapping[str, Any], console: Console | None = None) -> No
         ratio = "" if row.get("ratio") is None else f"{row['ratio']:.3g}"
         against = "" if row.get("against") is None else str(row["against"])
         table.add_row(escape(row["name"]), f"{row['value']:.4g}", row["unit"], ratio, escape(against))
-    (console or for_stdout()).print(table)
+    for_stdout().print(table)
 
 
 def _percent(value: float) -> str:

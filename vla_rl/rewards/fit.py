@@ -13,13 +13,13 @@ from torch import Tensor
 from sims.devices.crossing import crossing, read_numbers
 from vla_rl.replay.augmentation import shift_images
 from vla_rl.rewards.classifier import SuccessClassifier
-from vla_rl.rewards.labels import ClassifierBatch, LabeledEpisodes
+from vla_rl.rewards.labels import LabeledBatch, LabeledEpisodes
 from vla_rl.rewards.scorer_fit import ScorerFit, logits
 
 SMOOTHING = 0.02  # of the labels: people and simulators err about the exact frame
 
 
-class ClassifierFit(ScorerFit[ClassifierBatch]):
+class ClassifierFit(ScorerFit[LabeledBatch]):
     """Cross-entropy; one half of each batch are ``positives``, the rest ``negatives``, every kind of them alike.
 
     ``rate``: factor on the learning rate.
@@ -40,13 +40,13 @@ class ClassifierFit(ScorerFit[ClassifierBatch]):
         self.model, self.recorded = model, recorded
         self._kinds = [positives, *(kind for kind in negatives if len(kind))]
 
-    def draw(self) -> ClassifierBatch:
+    def draw(self) -> LabeledBatch:
         size, kinds = self.model.config.batch_size, len(self._kinds) - 1
         which = np.concatenate([np.zeros(size // 2, dtype=np.int64), 1 + np.arange(size - size // 2) % kinds])
         chosen = [self._kinds[kind][self._rng.integers(len(self._kinds[kind]))] for kind in which.tolist()]
         return self.recorded.read(np.array(chosen))
 
-    def loss(self, examples: ClassifierBatch) -> tuple[Float[Tensor, ""], dict[str, float]]:
+    def loss(self, examples: LabeledBatch) -> tuple[Float[Tensor, ""], dict[str, float]]:
         shifted = shift_images(examples, self.model.config.shift, self._generator)
         logit = self.model.logit(shifted.obs)
         target = examples.success.float() * (1 - 2 * SMOOTHING) + SMOOTHING

@@ -37,7 +37,7 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifierBatch(TensorDataclass):
+class LabeledBatch(TensorDataclass):
     """``obs.images``: of the chosen cameras."""
 
     obs: Observation
@@ -101,7 +101,7 @@ class LabeledEpisodes:
         """Of its episodes, each once, sorted."""
         return tuple(sorted({entry.task for entry in self.entries}))
 
-    def read(self, index: Int[np.ndarray, " B"]) -> ClassifierBatch:
+    def read(self, index: Int[np.ndarray, " B"]) -> LabeledBatch:
         """The observations with these numbers."""
         pairs = list(zip(self.episode[index].tolist(), self._position[index].tolist(), strict=True))
         names = self.sensors.cameras
@@ -111,7 +111,7 @@ class LabeledEpisodes:
             state=torch.from_numpy(np.stack([self._arrays[e]["state"][at] for e, at in pairs])),
             instruction=self.instructions[torch.from_numpy(self.episode[index])],
         )
-        return ClassifierBatch(obs=obs, success=torch.from_numpy(self.success[index]))
+        return LabeledBatch(obs=obs, success=torch.from_numpy(self.success[index]))
 
     def actions(self, episode: int) -> Float[np.ndarray, "T action_dim"]:
         """All that were executed in this episode."""

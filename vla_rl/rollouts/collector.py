@@ -28,7 +28,7 @@ from vla_rl.rollouts.shard import WHOLE, Shard
 from vla_rl.rollouts.starts import TrainingStarts
 from vla_rl.rollouts.timer import Timer
 from vla_rl.rollouts.under_way import EpisodesUnderWay
-from vla_rl.rollouts.weights import LocalWeights, WeightStore, load_weights
+from vla_rl.rollouts.weights import load_weights
 
 R = TypeVar("R", bound=TensorDataclass)
 Offset = Callable[[int], Float[Tensor, "N H A"] | None]
@@ -81,7 +81,7 @@ class Collector:
 
     Rollouts stay on the policy's device. Once per chunk the host learns which episodes ended and says where the next
     ones start; observations and actions cross only where the environment is on another device. Before each rollout it
-    takes newer weights from ``weights``. ``kept``: records that the algorithm keeps together.
+    takes newer weights, if any were published. ``kept``: records that the algorithm keeps together.
     """
 
     def __init__(
@@ -94,14 +94,13 @@ class Collector:
         failure_weight: float,
         seed: int,
         kept: int = 0,
-        weights: WeightStore | None = None,
         shard: Shard = WHOLE,
     ) -> None:
         self.device = policy.device
         self.env = on_device(env, self.device)
         self.policy, self.critic, self.gamma, self.kept = policy, critic, gamma, kept
-        self.weights: WeightStore = LocalWeights() if weights is None else weights
         self.timer, self.policy_version = Timer(), 0
+        self._published: tuple[int, Mapping[str, Tensor]] = 0, {}  # the newest, by reference
         self.starts = TrainingStarts(
             seed=seed, num_tasks=len(env.spec.tasks), failure_weight=failure_weight, shard=shard
         )
@@ -148,8 +147,8 @@ class Collector:
         if state["episodes"] is None:
             self._resume(None)
             return
-        saved = (tensor.to(self.device) for tensor in state["policy_state"])
-        self._resume(([StartState(**start) for start in state["episodes"]], self._state.map(lambda _: next(saved))))
+        held = self._state.with_tensors(state["policy_state"])
+        self._resume(([StartState(**start) for start in state["episodes"]], held))
         self._under_way = EpisodesUnderWay(self.num_envs)
         if "under_way" in state:
             self._under_way.load_state_dict(state["under_way"])
@@ -203,7 +202,7 @@ class Collector:
         ``offset`` is added to what the policy chose, which stays within [-1, 1].
         """
         self.policy.plan_storage(self.kept, in_host=True)
-        self.take_weights()
+        self._take_weights()
         decision = self._decide(self._all_ids)
         action = decision.sample.action if offset is None else (decision.sample.action + offset).clamp(-1, 1)
         chunk = self._execute(action)
@@ -254,7 +253,7 @@ class Collector:
     def _plan(self, num_chunks: int) -> None:
         """Before a rollout of so many chunks, which is all that is kept where the algorithm named no more."""
         self.policy.plan_storage(max(self.kept, num_chunks * self.num_envs))
-        self.take_weights()
+        self._take_weights()
 
     def _begin(self, under_way: EpisodesUnderWay, env_ids: Sequence[int], starts: Sequence[StartState]) -> None:
         self._reset(env_ids, starts)
@@ -284,21 +283,20 @@ class Collector:
 
     def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Act with these weights (``named_weights``) from the next rollout on."""
-        self.weights.publish(version, tensors)
+        self._published = version, tensors
 
     def close(self) -> None:
         """The environment belongs to the caller: nothing is open."""
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
-    def take_weights(self) -> None:
+    def _take_weights(self) -> None:
         """Act with the newest weights from now on."""
-        newer = self.weights.newest(after=self.policy_version)
-        if newer is None:
-            return
-        with self.timer.section("sync"):
-            self.policy_version, tensors = newer
-            load_weights(self.policy, self.critic, tensors)
+        version, tensors = self._published
+        if version > self.policy_version:
+            with self.timer.section("sync"):
+                self.policy_version = version
+                load_weights(self.policy, self.critic, tensors)
 
     def _reset(self, env_ids: Sequence[int], starts: Sequence[StartState]) -> None:
         self._observation = None

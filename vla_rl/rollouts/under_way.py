@@ -45,7 +45,7 @@ class EpisodesUnderWay:
         again, what they gave is not used. UserError where that goes on (``Restarts``)."""
         if self._loaded:
             with crossing("checkpoint"):
-                self._chunks = [_as(chunk, saved) for saved in self._loaded]
+                self._chunks = [chunk.with_tensors(saved) for saved in self._loaded]
             self._loaded = []
         failed = self.alive & ~valid
         again = failed.nonzero().flatten().tolist()
@@ -103,9 +103,3 @@ class EpisodesUnderWay:
         self.starts = [None if start is None else StartState(**start) for start in state["starts"]]
         self.alive, self._begin = state["alive"].clone(), list(state["begin"])
         self._used, self._loaded, self._chunks = list(state["used"]), list(state["chunks"]), []
-
-
-def _as(chunk: Experience, saved: Iterable[Tensor]) -> Experience:
-    """The record of the ``saved`` tensors, which are those of another chunk like ``chunk``."""
-    tensors = iter(saved)
-    return chunk.map(lambda tensor: next(tensors).to(tensor.device))

@@ -66,17 +66,13 @@ def read_published(published: Published, checkpoint: Path, robot: RobotSpec) -> 
     )
 
 
-def _scale(statistics: Statistics, published: Published, dims: int, source: str) -> Scale:
-    return scale_of(statistics, published.scale, dims, source=source)
-
-
 def _state_scale(statistics: Statistics, published: Published, dims: int, source: str) -> Scale:
     """The identity where there is none and the policy does not read the state.
 
     OpenVLA without ``proprio`` is trained without the state; its statistics are then as many zeros as actions have.
     """
     try:
-        return _scale(statistics, published, dims, source)
+        return scale_of(statistics, published.scale, dims, source=source)
     except CheckpointError:
         if getattr(published.policy, "proprio", True):
             raise
@@ -86,7 +82,7 @@ def _state_scale(statistics: Statistics, published: Published, dims: int, source
 def _action_scale(statistics: Statistics, published: Published, convention: Convention, source: str) -> Scale:
     """To the robot's units, [-1, 1]. UserError where the data set's are others and nothing says so."""
     low, high = map(torch.tensor, published.robot.action_limits())
-    scale = _scale(statistics, published, published.robot.action_dim, source)
+    scale = scale_of(statistics, published.scale, published.robot.action_dim, source=source)
     if bool((low != -1).any() or (high != 1).any()):
         if convention.changes_actions:
             raise UserError(

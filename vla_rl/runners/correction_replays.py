@@ -40,12 +40,6 @@ class Replays:
     digest: str
 
 
-def all_episodes(path: Path) -> frozenset[str]:
-    """The ids of the episodes of the store, whatever their outcome."""
-    with EpisodeStore(path) as store:
-        return frozenset(entry.id for entry in store.select())
-
-
 def correction_replays(
     policy: Policy,
     episodes: Path,

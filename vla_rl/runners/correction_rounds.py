@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 
 from episodes.files import write_atomically
 from episodes.sampler import WindowSampler
-from episodes.store import is_store
+from episodes.store import EVERYTHING, EpisodeStore, is_store
 from policies.bundle import MANIFEST, copy_bundle, load_bundle, read_bundle_info
 from policies.device import select_device
 from policies.policy import Policy
@@ -37,10 +37,10 @@ from vla_rl.algorithms.encoded_windows import encode_windows
 from vla_rl.algorithms.off_policy_updates import made_conditional
 from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.loader import flat_settings
-from vla_rl.runners.correction_replays import Replays, all_episodes, correction_replays, learn_replays
-from vla_rl.runners.correction_sources import cloning_sources, corrected_episodes, measured_share, successful_episodes
+from vla_rl.runners.correction_replays import Replays, correction_replays, learn_replays
+from vla_rl.runners.correction_sources import cloning_sources, corrected_episodes, measured_share
 from vla_rl.runners.corrections import BUNDLE, EPISODES
-from vla_rl.runners.imitation import clone_windows, divide, window_samplers
+from vla_rl.runners.imitation import SUCCESSES, clone_windows, divide, window_samplers
 from vla_rl.runs.run_dir import lock_folder
 
 POLL_S, CHECKPOINT_S = 2.0, 5.0
@@ -137,8 +137,9 @@ Opened = tuple[Path, Round, Data]
 
 def _ids(folder: Path, config: CorrectionsConfig) -> frozenset[str]:
     """Of the episodes that a round learns from; cloning has no use for failures."""
-    known = successful_episodes if config.learning.off_policy is None else all_episodes
-    return known(folder / EPISODES)
+    where = SUCCESSES if config.learning.off_policy is None else EVERYTHING
+    with EpisodeStore(folder / EPISODES) as store:
+        return frozenset(entry.id for entry in store.select(where))
 
 
 def _continued(folder: Path, config: CorrectionsConfig, policy: Policy, version: str) -> Opened | None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from episodes.sampler import count_windows
-from episodes.schema import ACTORS, HUMAN, POLICY
+from episodes.schema import ACTORS, POLICY
 from episodes.store import EpisodeStore
 from policies.device import make_generator
 from policies.policy import Policy
@@ -21,13 +21,7 @@ from vla_rl.config.corrections import AdaptiveShare, LearningConfig
 from vla_rl.runners.imitation import SUCCESSES, CloningSource, window_samplers
 
 
-def successful_episodes(path: Path) -> frozenset[str]:
-    """The ids of the successful episodes of the store."""
-    with EpisodeStore(path) as store:
-        return frozenset(entry.id for entry in store.select(SUCCESSES))
-
-
-def corrected_episodes(path: Path, actors: Sequence[str] = (ACTORS[HUMAN],)) -> list[str]:
+def corrected_episodes(path: Path, actors: Sequence[str]) -> list[str]:
     """The ids of the successful episodes of the store in which one of these drove."""
     codes = [ACTORS.index(actor) for actor in actors]
     with EpisodeStore(path) as store:
@@ -35,9 +29,7 @@ def corrected_episodes(path: Path, actors: Sequence[str] = (ACTORS[HUMAN],)) -> 
         return [entry.id for entry in entries if np.isin(store.map(entry)["actor"], codes).any()]
 
 
-def cloning_sources(
-    episodes: Path, settings: LearningConfig, *, ids: frozenset[str] | None = None
-) -> list[CloningSource]:
+def cloning_sources(episodes: Path, settings: LearningConfig, *, ids: frozenset[str] | None) -> list[CloningSource]:
     """What a round learns from, and its shares of a batch. ``ids``: of the store ``episodes``; None: all."""
     corrections = CloningSource(store=episodes, actors=settings.actors, share=settings.human_share, ids=ids)
     demonstrations, rest = settings.demonstrations, 1 - settings.human_share

@@ -37,8 +37,7 @@ from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.packaged import find_config
-from vla_rl.runners.evaluate import locate
-from vla_rl.runs.run_dir import CONFIG_FILE, load_experiment, lock_folder
+from vla_rl.runs.run_dir import CONFIG_FILE, bundle_of, experiment_of, locate, lock_folder
 
 BUNDLE, EPISODES = "bundle", "episodes"
 POLL_S = 2.0
@@ -85,7 +84,7 @@ def fleet(path: Path, folder: Path, *, address: Address, max_behind: int, browse
     """``vla-rl fleet``: the hub of many robots, which begin with the policy of the run or bundle ``path``."""
     with _locked(folder):
         if not (folder / BUNDLE / MANIFEST).exists():
-            copy_bundle(path if (path / MANIFEST).exists() else locate(path)[1], folder / BUNDLE)
+            copy_bundle(bundle_of(path), folder / BUNDLE)
         with serving_fleet(folder, address=address, max_behind=max_behind) as opened:
             open_page(opened, browser=browser, note=f"episodes in {folder / EPISODES}")
             threading.Event().wait()
@@ -139,10 +138,9 @@ def serving_arm(
         raise UserError("--robot needs --instruction TEXT, what the policy is asked to do")
     if config.control.pace != 1 or config.control.wait_for_input or config.control.show_expert:
         raise UserError("control.pace, wait_for_input and show_expert are for simulators: leave them out with --robot")
-    given = path if (path / MANIFEST).exists() else locate(path)[1]
-    file = read_robot(robot)
+    bundle, file = bundle_of(path), read_robot(robot)
     with _locked(folder), connected(file, name="vla_rl_correct") as connection:
-        live = _take_bundle(given, folder)
+        live = _take_bundle(bundle, folder)
         spec = read_bundle_info(live).robot
         arm = ArmEnv(
             file, connection, spec, name=robot.stem, instruction=instruction, max_steps=MAX_STEPS,
@@ -211,7 +209,7 @@ def _find(path: Path, experiment: Experiment | None) -> tuple[Experiment, Path]:
     if experiment is not None and not (path / CONFIG_FILE).exists():
         return experiment, path
     run, bundle = locate(path)
-    return experiment or load_experiment(run), bundle
+    return experiment or experiment_of(run), bundle
 
 
 def _single(sim: Any, tasks: Sequence[str]) -> Any:

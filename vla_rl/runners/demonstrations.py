@@ -26,7 +26,7 @@ from sims.starts import Restarts, StartSequence
 from sims.vector_env import DemonstratedEnv, EnvSpec, Expert, StartState, VectorEnv
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, Imitation
-from vla_rl.runners.evaluate import PolicyActor, run_episodes
+from vla_rl.runners.evaluate import Actor, EpisodeResults, PolicyActor, run_episodes
 from vla_rl.runners.observe_every import ObserveEvery
 from vla_rl.runs.progress import progress
 from vla_rl.runs.run_dir import experiment_device
@@ -94,15 +94,22 @@ def record_policy(
     start = imitation_of(experiment)
     policy = load_bundle(bundle, robot=RobotSpec.of(env.spec), device=experiment_device(experiment))
     starts = starts_after(store, experiment, num_tasks=len(env.spec.tasks))
+    generator = make_generator(policy.device, spawn_seed(experiment.seed, "record", starts.next_index))
+    actor = PolicyActor(policy, env.spec.num_envs, generator, stochastic=True)
     recorder = RecordedEnv(
         env, store, source="policy", split=split_of(experiment.sim), policy_version=read_bundle_info(bundle).sha256
     )
-    generator = make_generator(policy.device, spawn_seed(experiment.seed, "record", starts.next_index))
-    actor = PolicyActor(policy, env.spec.num_envs, generator, stochastic=True)
-    observed = on_device(ObserveEvery(recorder, every=start.observe_every), policy.device)
-    results = run_episodes(observed, actor, starts.take(episodes))
-    recorder.commit()
+    results = record(recorder, actor, starts.take(episodes), every=start.observe_every, device=policy.device)
     return {"episodes": recorder.recorded, "success": results.success.float().mean().item()}
+
+
+def record(
+    recorder: RecordedEnv, act: Actor, starts: Sequence[StartState], *, every: int, device: torch.device
+) -> EpisodeResults:
+    """Every start once, observed at every ``every`` control steps, into the store. ``device``: of ``act``."""
+    results = run_episodes(on_device(ObserveEvery(recorder, every=every), device), act, starts)
+    recorder.commit()
+    return results
 
 
 def starts_after(store: EpisodeStore, experiment: Experiment, *, num_tasks: int) -> StartSequence:
@@ -115,10 +122,14 @@ def starts_after(store: EpisodeStore, experiment: Experiment, *, num_tasks: int)
 def record_demonstrations(experiment: Experiment, env: VectorEnv, path: Path) -> dict[str, Any]:
     """A run's own demonstrations. Those of an interrupted attempt are recorded again, so equal runs have equal ones."""
     assert isinstance(experiment.start, Imitation)
+    return demonstrate(experiment, env, new_store(path), episodes=experiment.start.episodes)
+
+
+def new_store(path: Path) -> EpisodeStore:
+    """An empty one; what an interrupted attempt left there is deleted."""
     if path.exists():
         shutil.rmtree(path)
-    store = EpisodeStore(path, create=True)
-    return demonstrate(experiment, env, store, episodes=experiment.start.episodes)
+    return EpisodeStore(path, create=True)
 
 
 def demonstrate(

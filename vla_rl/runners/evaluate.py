@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypedDict, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from policies.bundle import MANIFEST, load_bundle, read_bundle_info
+from policies.bundle import load_bundle, read_bundle_info
 from policies.device import Device, make_generator
 from policies.policy import Policy, RobotSpec
 from sims.chunk import step_chunk
@@ -42,7 +42,7 @@ from vla_rl.heartbeat import beat
 from vla_rl.rollouts.collector import put
 from vla_rl.runners.controls import make_change, why_not
 from vla_rl.runs.progress import progress
-from vla_rl.runs.run_dir import CONFIG_FILE, experiment_device, load_experiment, run_of
+from vla_rl.runs.run_dir import CONFIG_FILE, experiment_device, experiment_of, locate
 
 DEFAULT_EPISODES = 200
 
@@ -258,7 +258,7 @@ def evaluate_path(
         run_dir, bundle = locate(path)
         if path == run_dir and bundle != run_dir / "bundle":
             print(f"{path} is not complete: this is its policy before reinforcement, {bundle}", file=sys.stderr)
-        experiment = load_experiment(run_dir)
+        experiment = experiment_of(run_dir)
     experiment = experiment if device is None else replace(experiment, device=device)
     sim, seed = experiment.sim if sim is None else sim, experiment.evaluation_seed if seed is None else seed
     if split is not None and protocol is not None:
@@ -268,13 +268,13 @@ def evaluate_path(
     episodes = DEFAULT_EPISODES if episodes is None and protocol is None else episodes
     place = experiment_device(experiment)
     configs = evaluation_suites(sim, suites) if suites else (sim,)
-    options: _Options = {"device": place, "episodes": episodes, "seed": seed, "control": control}
+    asked = BundleEvaluation(bundle=bundle, device=place, episodes=episodes, seed=seed, control=control)
     for later in configs[1:]:
-        with _prepared(replace(later, num_envs=1), bundle, **options):
+        with _prepared(replace(later, num_envs=1), asked):
             pass
     results = []
     for one in configs:
-        results.append(evaluate_in(one, bundle, **options))
+        results.append(evaluate_in(one, asked))
         if len(configs) > 1:
             finished(results[-1])
     joined = join_suites(results) if suites else results[0]
@@ -283,9 +283,11 @@ def evaluate_path(
     return joined if table is None else joined | {"suites": success, "score_table": table}
 
 
-class _Options(TypedDict):
-    """The settings of ``evaluate_in``."""
+@dataclass(frozen=True, kw_only=True)
+class BundleEvaluation:
+    """``episodes``: None: all that a benchmark publishes. ``seed``: of the starts, and of the policy's draws."""
 
+    bundle: Path
     device: Device
     episodes: int | None
     seed: int
@@ -293,39 +295,34 @@ class _Options(TypedDict):
 
 
 @contextmanager
-def _prepared(
-    sim: SimulatorConfig, bundle: Path, *, device: Device, episodes: int | None, seed: int, control: Control
-) -> Iterator[tuple[VectorEnv, Policy, list[StartState]]]:
-    """What is evaluated, where and from which starts. UserError for a ``control`` that would change nothing."""
+def _prepared(sim: SimulatorConfig, asked: BundleEvaluation) -> Iterator[tuple[VectorEnv, Policy, list[StartState]]]:
+    """What is evaluated, where and from which starts. UserError for a control that would change nothing."""
     env = make_env(sim)
     try:
-        policy = load_bundle(bundle, robot=RobotSpec.of(env.spec), device=device)
-        starts = evaluation_starts(sim, num_tasks=len(env.spec.tasks), seed=seed, episodes=episodes)
-        if reason := why_not(control, env, starts):
-            raise UserError(f"--control {control} does not apply: {reason}")
+        policy = load_bundle(asked.bundle, robot=RobotSpec.of(env.spec), device=asked.device)
+        starts = evaluation_starts(sim, num_tasks=len(env.spec.tasks), seed=asked.seed, episodes=asked.episodes)
+        if reason := why_not(asked.control, env, starts):
+            raise UserError(f"--control {asked.control} does not apply: {reason}")
         yield env, policy, starts
     finally:
         env.close()
 
 
-def evaluate_in(
-    sim: SimulatorConfig, bundle: Path, *, device: Device, episodes: int | None, seed: int, control: Control
-) -> dict[str, Any]:
+def evaluate_in(sim: SimulatorConfig, asked: BundleEvaluation) -> dict[str, Any]:
     """Both ways of acting; {success, interval, episodes, per_task, mean_steps, stochastic, simulator, ...}.
 
-    ``weights`` (sha256) says of which policy. UserError for a ``control`` that would change nothing.
+    ``weights`` (sha256) says of which policy. UserError for a control that would change nothing.
     """
-    options: _Options = {"device": device, "episodes": episodes, "seed": seed, "control": control}
-    with _prepared(sim, bundle, **options) as (env, policy, starts):
-        summaries = evaluate_both(policy, env, starts, seed=seed, title="evaluate", control=control)
+    with _prepared(sim, asked) as (env, policy, starts):
+        summaries = evaluate_both(policy, env, starts, seed=asked.seed, title="evaluate", control=asked.control)
     deployed = summaries["deployed"]
     return deployed | {
         "stochastic": {key: summaries["stochastic"][key] for key in ("success", "interval")},
-        "weights": read_bundle_info(bundle).sha256,
+        "weights": read_bundle_info(asked.bundle).sha256,
         "simulator": env.spec.name,
-        "seed": seed,
+        "seed": asked.seed,
         "split": split_of(sim),
-        "control": control,
+        "control": asked.control,
         "fingerprint": dict(env.spec.fingerprint),
     }
 
@@ -348,19 +345,3 @@ def join_suites(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "stochastic": pooled(lambda result: result["stochastic"]),
         "simulator": ", ".join(result["simulator"] for result in results),
     }
-
-
-def locate(path: Path) -> tuple[Path, Path]:
-    """(run folder, bundle) of a run or a bundle inside one. UserError if there is neither."""
-    if (path / CONFIG_FILE).exists():
-        for bundle in (path / "bundle", path / "residual", path / "imitation" / "bundle"):
-            if bundle.exists():
-                return path, bundle
-        raise UserError(f"{path} has no bundle yet; go on with: vla-rl train ... --run-dir {path} --resume")
-    if (run := run_of(path)) is not None:
-        return run, path
-    if not path.exists():
-        raise UserError(f"{path} does not exist; it should be a run folder or a bundle")
-    if (path / MANIFEST).exists():
-        raise UserError(f"{path} is a bundle outside of a run: give --sim CONFIG, where it is to be evaluated")
-    raise UserError(f"{path} is neither a run folder nor a bundle inside one; for any other bundle give --sim CONFIG")

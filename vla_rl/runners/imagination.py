@@ -23,11 +23,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from episodes.recorder import RecordedEnv
-from episodes.store import EpisodeStore
 from policies.bundle import load_bundle, read_bundle_info, save_bundle
 from policies.device import make_generator
 from policies.policy import RobotSpec
-from sims.devices.env_on_device import on_device
 from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
 from sims.starts import StartSequence
@@ -36,9 +34,9 @@ from vla_rl.algorithms.bc import BCConfig
 from vla_rl.algorithms.registry import AnyAlgorithmConfig
 from vla_rl.config.imagination import EvaluationThresholds, ImaginationConfig, WorldModelConfig
 from vla_rl.runners.checks import needs_whole_episodes
-from vla_rl.runners.evaluate import Actor, PolicyActor, run_episodes, validate
+from vla_rl.runners.demonstrations import new_store, record
+from vla_rl.runners.evaluate import Actor, PolicyActor, validate
 from vla_rl.runners.imitation import clone, cloning_source
-from vla_rl.runners.observe_every import ObserveEvery
 from vla_rl.runners.world_model import (
     CLONE,
     EPISODES,
@@ -198,9 +196,7 @@ class Rounds:
         self.episodes.append(self.folder(number) / EPISODES)
         with self.run.stage(f"record_{number}") as stage:
             if stage.pending:
-                stage.result = record_policy(
-                    self.run, self.env, policy, self.episodes[-1], self.settings, number=number
-                )
+                stage.result = record_round(self.run, self.env, policy, self.episodes[-1], self.settings, number=number)
 
     def clone(self, number: int, config: BCConfig, start: Path) -> Path:
         """Behavior cloning of all successes so far, the policy's own among them; the bundle."""
@@ -219,9 +215,7 @@ class Rounds:
 
     def check_episodes(self, number: int, *parts: Part) -> None:
         """UserError where the stores hold other episodes of these parts than before the fit of this round."""
-        fitted_to = self.run.stages()[f"fit_{number}"].get("fitted_to")
-        if fitted_to is None:
-            raise UserError(f"{self.run.dir} was begun by an older version, which cannot be continued: start a new run")
+        fitted_to = self.run.stages()[f"fit_{number}"]["fitted_to"]
         if changed := [part for part in parts if self._digest(part) != fitted_to[part]]:
             stores = ", ".join(map(str, self.stores))
             raise UserError(
@@ -302,28 +296,23 @@ def branch_steps(
     return branch
 
 
-def record_policy(
+def record_round(
     run: Run, env: VectorEnv, bundle: Path, path: Path, settings: ImaginationConfig, *, number: int
 ) -> dict[str, Any]:
     """Record real episodes of the exploring policy, successful or not; an interrupted recording starts again."""
-    store = EpisodeStore(path, create=True)
-    for entry in store.entries():
-        store.file(entry.id).unlink()
-    store.close()
-    store = EpisodeStore(path)
-    seed = run.experiment.seed
-    recorder = RecordedEnv(env, store, source="policy", split="train", policy_version=read_bundle_info(bundle).sha256)
-    first = number * settings.real_episodes
+    seed, first = run.experiment.seed, number * settings.real_episodes
     starts = StartSequence("train", seed=seed, num_tasks=len(env.spec.tasks), next_index=first)
     policy = load_bundle(bundle, device=run.device)
     generator = make_generator(policy.device, spawn_seed(seed, "record", number))
     actor = PolicyActor(policy, env.spec.num_envs, generator, stochastic=True)
-    results = run_episodes(
-        on_device(ObserveEvery(recorder, every=settings.observe_every), policy.device),
+    version = read_bundle_info(bundle).sha256
+    results = record(
+        RecordedEnv(env, new_store(path), source="policy", split="train", policy_version=version),
         Perturbed(actor, settings, generator),
         starts.take(settings.real_episodes),
+        every=settings.observe_every,
+        device=policy.device,
     )
-    recorder.commit()
     return {"control_steps": int(results.steps.sum()), "success": results.success.float().mean().item()}
 
 

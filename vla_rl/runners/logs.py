@@ -15,7 +15,6 @@ from policies.bundle import load_bundle
 from policies.device import CPU
 from sims.errors import UserError
 from sims.vector_env import EnvSpec
-from vla_rl.config.environments import NoSimulatorConfig
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.imagination import ImaginationConfig
 from vla_rl.runners.evaluate import evaluate_policy
@@ -61,10 +60,6 @@ FIGURES = (
 )
 
 
-def without_simulator(experiment: Experiment) -> bool:
-    return isinstance(experiment.sim, NoSimulatorConfig)
-
-
 def log_settings(experiment: Experiment) -> ImaginationConfig:
     """The section imagination, with start.store for its stores where it names none. UserError without any."""
     settings = experiment.imagination
@@ -83,7 +78,7 @@ def given_stores(experiment: Experiment, settings: ImaginationConfig) -> tuple[P
     """What a world model is fitted to before a run records anything: ``settings.stores``, and where these are none and
     there is no simulator, start.store. Empty without any."""
     store = experiment.start.store
-    return settings.stores or ((store,) if store is not None and without_simulator(experiment) else ())
+    return settings.stores or ((store,) if store is not None and experiment.without_simulator else ())
 
 
 def recorded_spec(experiment: Experiment) -> EnvSpec:

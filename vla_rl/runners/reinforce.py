@@ -28,13 +28,13 @@ from vla_rl.rollouts.ahead import make_ahead
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.sharded import MakeRollouts, make_sharded
 from vla_rl.runners.checks import SpecOnly
-from vla_rl.runners.evaluate import locate, validate
+from vla_rl.runners.evaluate import validate
 from vla_rl.runners.imitation import learned_folds
 from vla_rl.runners.iterations import Iterations
 from vla_rl.runs.failures import FailureLog
 from vla_rl.runs.progress import console
 from vla_rl.runs.result import with_episodes
-from vla_rl.runs.run_dir import Run, experiment_device, git_revision, load_experiment
+from vla_rl.runs.run_dir import Run, experiment_device, experiment_of, git_revision, locate
 from vla_rl.runs.watchdog import watchdog
 
 
@@ -153,7 +153,7 @@ def audit_run(run_dir: Path) -> list[StepDifference] | None:
 
     None where the algorithm has no importance ratios. Raises LogProbMismatch.
     """
-    experiment = load_experiment(run_dir)
+    experiment = experiment_of(run_dir)
     _, bundle = locate(run_dir)
     env = make_env(experiment.sim)
     try:

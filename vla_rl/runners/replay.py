@@ -22,7 +22,7 @@ from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.rollouts.experience import Experience
 from vla_rl.runners.checks import SpecOnly
 from vla_rl.runs.checkpoint import load_tree
-from vla_rl.runs.run_dir import experiment_device, load_experiment, run_of
+from vla_rl.runs.run_dir import experiment_device, experiment_of, run_of
 
 FULL = 10**12  # records, for which there is room nowhere
 
@@ -48,7 +48,7 @@ def replay(path: Path) -> dict[str, Any]:
 
 def _repeat(path: Path, record: dict[str, Any]) -> str:
     folder = path.resolve().parent.parent
-    experiment = load_experiment(run_of(folder) or folder)
+    experiment = experiment_of(run_of(folder) or folder)
     policy = load_bundle(folder / record["start"], device=experiment_device(experiment))
     env = SpecOnly(_spec(policy.spec.robot))
     update = update_of(build_algorithm(experiment.algorithm, policy, env, seed=experiment.seed))
@@ -93,12 +93,10 @@ def repeat_update(update: ClippedUpdate, example: Experience, record: dict[str, 
     filled |= {"true_success": example.success}
     filled |= {"proximal_log_prob": example.log_prob, "behavior_weight": example.value[..., None]}
     example = dataclasses.replace(example, **{name: value for name, value in filled.items() if name in batch})
-    saved = iter([batch[name] for name, _ in named_tensors(example)])
+    experience = example.with_tensors(batch[name] for name, _ in named_tensors(example))
     update.load_state_dict(record["update"]["state"])
     try:
-        update.checked_gradients(
-            example.map(lambda tensor: next(saved).to(tensor.device)), record["update"]["train_policy"], number=0
-        )
+        update.checked_gradients(experience, record["update"]["train_policy"], number=0)
     except NotFinite as error:
         return str(error)
     return ""

@@ -32,13 +32,7 @@ from vla_rl.runners.demonstrations import record_demonstrations
 from vla_rl.runners.evaluate import evaluate_both, evaluate_policy
 from vla_rl.runners.imagination import improve_in_imagination
 from vla_rl.runners.imitation import clone, cloning_source, given_policy, new_policy
-from vla_rl.runners.logs import (
-    evaluate_imagined,
-    improve_from_logs,
-    log_result,
-    recorded_spec,
-    without_simulator,
-)
+from vla_rl.runners.logs import evaluate_imagined, improve_from_logs, log_result, recorded_spec
 from vla_rl.runners.reinforce import reinforce
 from vla_rl.runners.videos import write_task_videos
 from vla_rl.runs.failures import FailureLog
@@ -72,7 +66,7 @@ def opened(experiment: Experiment, run_dir: Path, *, resume: bool, command: str)
     check_folder(experiment, run_dir, resume=resume)
     imitated = read_stages(run_dir).get("imitate")
     with watched("make the simulator", None, limit_s=experiment.watchdog_s):
-        env = SpecOnly(recorded_spec(experiment)) if without_simulator(experiment) else make_env(experiment.sim)
+        env = SpecOnly(recorded_spec(experiment)) if experiment.without_simulator else make_env(experiment.sim)
     try:
         with watched("check the settings", None, limit_s=experiment.watchdog_s):
             check_experiment(experiment, env, start=run_dir / imitated["bundle"] if imitated else None)
@@ -87,7 +81,7 @@ def run_stages(run: Run, env: VectorEnv) -> None:
     """Every stage that is pending, in order."""
     with logged_failures(run, env) as failures:
         start = starting_bundle(run, env, failures)
-        if without_simulator(run.experiment):
+        if run.experiment.without_simulator:
             improve(run, env, start, failures)
             evaluate_imagined(run, env.spec, start)
             return
@@ -143,7 +137,7 @@ def improve(
         improver = partial(reinforce, failures=failures)
         if (imagination := run.experiment.imagination) is None:
             stage.result = reinforce(run, env, start, run.dir, failures=failures, recorded=recorded)
-        elif without_simulator(run.experiment):
+        elif run.experiment.without_simulator:
             stage.result = improve_from_logs(run, env.spec, start, reinforce=improver)
         else:
             stage.result = improve_in_imagination(run, env, start, imagination, reinforce=improver)
@@ -269,7 +263,7 @@ def evaluate_elsewhere(policy: Policy, sim: SimulatorConfig, *, seed: int, episo
 
 def finish(run: Run) -> dict[str, Any]:
     """result.json, from the record of the stages."""
-    result = log_result(run) if without_simulator(run.experiment) else simulated_result(run)
+    result = log_result(run) if run.experiment.without_simulator else simulated_result(run)
     write_json(run.dir / RESULT_FILE, result)
     return result
 

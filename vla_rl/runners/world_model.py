@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from episodes.catalog import Entry
-from episodes.store import EpisodeStore
+from episodes.store import EVERYTHING, EpisodeStore
 from policies.device import CPU, Device, make_generator
 from policies.policy import RobotSpec
 from sims.devices.crossing import crossing
@@ -24,6 +24,7 @@ from vla_rl.config.imagination import WorldModelConfig
 from vla_rl.config.loader import flat_settings
 from vla_rl.runners.checks import check_tasks
 from vla_rl.runners.fit import fit_folder, run_fit
+from vla_rl.runners.imitation import recorded_robot
 from vla_rl.runners.world_model_videos import write_evaluation_videos
 from world_models.bundle import FittedWorldModel, WorldModelInfo, check_robot, load_world_model, save_world_model
 from world_models.data.clip import Part, first_history
@@ -67,7 +68,8 @@ def open_clips(
 def open_clips_for(fitted: FittedWorldModel, stores: Sequence[Path], part: Part) -> ClipSampler:
     """As ``fitted`` predicts them. WorldModelError where another robot was recorded."""
     clips = open_clips(stores, fitted.info.dynamics, part, cameras=fitted.info.robot.cameras)
-    check_robot(fitted.info, robot_of(stores, clips), what="the recorded robot")
+    robot = recorded_robot(stores[0], cameras=clips.cameras, where=EVERYTHING)
+    check_robot(fitted.info, robot, what="the recorded robot")
     return clips
 
 
@@ -110,21 +112,6 @@ def no_action_path(directory: Path, steps: int) -> Path:
     return directory / f"no_action_{steps}.safetensors"
 
 
-def robot_of(stores: Sequence[Path], clips: ClipSampler) -> RobotSpec:
-    """The robot that was recorded."""
-    store = EpisodeStore(stores[0])
-    entries = store.select()
-    if not entries:
-        raise WorldModelError(f"{store.path} holds no episodes; record some with: vla-rl collect")
-    return RobotSpec(
-        action_dim=clips.action_dim,
-        state_dim=clips.state_dim,
-        cameras=clips.cameras,
-        image_size=clips.image_size,
-        control_hz=store.read(entries[0].id).control_hz,
-    )
-
-
 # -- fit ------------------------------------------------------------------------------------------------------------
 
 
@@ -151,7 +138,7 @@ def fit_world_model(
     """
     clips = open_clips(stores, config.dynamics, "fit", cameras=cameras)
     calibration = open_clips(stores, config.dynamics, "calibration", cameras=clips.cameras)
-    robot = robot_of(stores, clips)
+    robot = recorded_robot(stores[0], cameras=clips.cameras, where=EVERYTHING)
     try:
         taken = taken_digest(policy, config.reward_model)
     except ValueError as error:
@@ -163,7 +150,7 @@ def fit_world_model(
     with _fit_folder(directory, config, [clips, calibration], seed=seed, start=earlier, taken=taken):
         if not path.exists():
             dynamics = fit_dynamics(
-                config, config.dynamics, clips, robot, directory / "dynamics", seed=seed, start=earlier, device=device
+                config, clips, robot, directory / "dynamics", seed=seed, start=earlier, device=device
             )
             reward_model, metrics = fit_reward_model(
                 config, dynamics, clips, calibration, directory / "reward_model", seed=seed, policy=policy
@@ -186,13 +173,11 @@ def _fit_baseline(
     path = no_action_path(directory, config.no_action_steps)
     if path.exists():
         return
-    blind = replace(config.dynamics, actions=False)
-    short = replace(config, fit=replace(config.fit, steps=config.no_action_steps), distill=None)
+    blind, fit = replace(config.dynamics, actions=False), replace(config.fit, steps=config.no_action_steps)
     fitted, every = load_world_model(directory / WORLD_MODEL_FILE), config.imagined_env.reward_every
     codec = fitted.dynamics.codec
     dynamics = fit_dynamics(
-        short,
-        blind,
+        replace(config, dynamics=blind, fit=fit, distill=None),
         clips,
         robot,
         path.with_suffix(""),
@@ -232,7 +217,6 @@ def _fit_folder(
 
 def fit_dynamics(
     config: WorldModelConfig,
-    dynamics_config: DynamicsConfig,
     clips: ClipSampler,
     robot: RobotSpec,
     directory: Path,
@@ -247,7 +231,7 @@ def fit_dynamics(
     ``autoencoder``: whose weights it takes, without ``start``; None: it is fitted, in a latent model.
     """
     torch.manual_seed(seed)
-    dynamics = device.place(build_world_model(dynamics_config, robot))
+    dynamics = device.place(build_world_model(config.dynamics, robot))
     if start is None:
         with crossing("scales"):
             dynamics.fit_scales(*(part.to(dynamics.device) for part in clips.statistics()))

@@ -128,7 +128,7 @@ def write_evaluation_videos(
     for case, success in zip(cases, outcomes.success.tolist(), strict=True):
         caption = f"true: {_result(case.success)}, imagined: {_result(success)}"
         path, episode = folder / f"{case.name}.mp4", case.sequence.episode
-        compared = write_comparison(fitted, clips, episode, case.truth, path, caption=caption, divergence=divergence)
+        compared = write_prediction(fitted, clips, episode, case.truth, path, caption=caption, divergence=divergence)
         written.append(replace(compared, control_steps=case.control_steps))
     return written
 
@@ -156,7 +156,7 @@ def _result(success: bool) -> str:
 
 @torch.no_grad()
 @crossing("evaluation")
-def write_comparison(
+def write_prediction(
     fitted: FittedWorldModel,
     clips: ClipSampler,
     episode: int,

@@ -34,7 +34,7 @@ def read_result(run_dir: Path) -> dict[str, Any]:
 
 
 def with_episodes(per_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """The rows of tasks that there were episodes of; in older records the others have a success of 0."""
+    """The rows of tasks that there were episodes of; the others have no success."""
     return {task: row for task, row in per_task.items() if row.get("episodes") != 0}
 
 

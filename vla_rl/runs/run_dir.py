@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from episodes.files import write_json
+from policies.bundle import MANIFEST
 from policies.device import Device, select_device
 from sims.errors import UserError, is_disk_full, reason
 from vla_rl.config.experiment import Experiment, Imitation
@@ -256,7 +257,28 @@ def run_of(path: Path) -> Path | None:
     return next((folder for folder in (path, *path.parents) if is_run(folder)), None)
 
 
-def load_experiment(directory: Path) -> Experiment:
+def locate(path: Path) -> tuple[Path, Path]:
+    """(run folder, bundle) of a run or a bundle inside one. UserError if there is neither."""
+    if (path / CONFIG_FILE).exists():
+        for bundle in (path / "bundle", path / "residual", path / "imitation" / "bundle"):
+            if bundle.exists():
+                return path, bundle
+        raise UserError(f"{path} has no bundle yet; go on with: vla-rl train ... --run-dir {path} --resume")
+    if (run := run_of(path)) is not None:
+        return run, path
+    if not path.exists():
+        raise UserError(f"{path} does not exist; it should be a run folder or a bundle")
+    if (path / MANIFEST).exists():
+        raise UserError(f"{path} is a bundle outside of a run: give --sim CONFIG, where it is to be evaluated")
+    raise UserError(f"{path} is neither a run folder nor a bundle inside one; for any other bundle give --sim CONFIG")
+
+
+def bundle_of(path: Path) -> Path:
+    """Of a run, or ``path`` where that is a bundle. UserError as of ``locate``."""
+    return path if (path / MANIFEST).exists() else locate(path)[1]
+
+
+def experiment_of(directory: Path) -> Experiment:
     """The resolved configuration of a run's folder."""
     if not (directory / CONFIG_FILE).exists():
         why = f"it has no {CONFIG_FILE}" if directory.is_dir() else "there is no such folder"

@@ -94,7 +94,7 @@ def test_the_measurements_of_published_policies(name: str, monkeypatch: pytest.M
         work()
         return 1.0
 
-    for module in ("benchmarks.gpu_pretrained", "vla_rl.bench.policy"):
+    for module in ("benchmarks.gpu_pretrained", "benchmarks.policy_work"):
         monkeypatch.setattr(f"{module}.median_seconds", once)
     config = dataclasses.replace(TINY[name].config, prefix_precision="float32")
     rows = list(pretrained_rows(dataclasses.replace(TINY[name], config=config), SECOND, 1e9))

@@ -12,13 +12,13 @@ from torch import Tensor
 from sims.devices.crossing import crossing, read_numbers
 from vla_rl.replay.augmentation import shift_images
 from vla_rl.rewards.declared import rate
-from vla_rl.rewards.labels import ClassifierBatch, LabeledEpisodes
+from vla_rl.rewards.labels import LabeledBatch, LabeledEpisodes
 from vla_rl.rewards.preferences.model import PreferenceModel
 from vla_rl.rewards.preferences.pairs import Pairs
 from vla_rl.rewards.scorer_fit import ScorerFit, logits
 
 
-class PreferenceFit(ScorerFit[ClassifierBatch]):
+class PreferenceFit(ScorerFit[LabeledBatch]):
     """-log P(preferred one) by the formula of model.py; pairs without preference are left out."""
 
     def __init__(self, model: PreferenceModel, recorded: LabeledEpisodes, pairs: Pairs, *, seed: int) -> None:
@@ -28,12 +28,12 @@ class PreferenceFit(ScorerFit[ClassifierBatch]):
         self._better = np.where(known.preferred == 1, known.second, known.first)
         self._worse = np.where(known.preferred == 1, known.first, known.second)
 
-    def draw(self) -> ClassifierBatch:
+    def draw(self) -> LabeledBatch:
         """``batch_size`` preferred observations, then what each of them is preferred to."""
         chosen = self._rng.integers(len(self._better), size=self.model.config.batch_size)
         return self.recorded.read(np.concatenate([self._better[chosen], self._worse[chosen]]))
 
-    def loss(self, examples: ClassifierBatch) -> tuple[Float[Tensor, ""], dict[str, float]]:
+    def loss(self, examples: LabeledBatch) -> tuple[Float[Tensor, ""], dict[str, float]]:
         shifted = shift_images(examples, self.model.config.shift, self._generator)
         better, worse = self.model.logit(shifted.obs).chunk(2)
         return F.softplus(worse - better).mean(), read_numbers({"accuracy": (better > worse).float().mean()})
