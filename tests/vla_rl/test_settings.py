@@ -83,6 +83,11 @@ def test_what_is_allowed_in_words(annotation: object, words: str) -> None:
     assert allowed(annotation) == words
 
 
+def test_the_range_of_an_option_that_may_be_left_out() -> None:
+    """The command line marks its annotation as a whole (vla_rl/cli/arguments.py)."""
+    assert interval(Annotated[PositiveInt | None, "a mark"]) == interval(PositiveInt) != Interval()
+
+
 @given(st.floats() | st.floats(0, 1) | st.integers())
 @settings(max_examples=25, deadline=None)
 def test_the_loader_accepts_a_share_exactly_within_its_range(value: float) -> None:

@@ -42,7 +42,8 @@ def choices(annotation: Any) -> list[str]:
 
 def interval(annotation: Any) -> Interval:
     """The range that a number declares, here or as pydantic's ``Field(gt=0)``; without limits where it has none."""
-    extras = [extra for member in union(annotation) for extra in getattr(member, "__metadata__", ())]
+    members = (annotation, *union(_base(annotation)))
+    extras = [extra for member in members for extra in getattr(member, "__metadata__", ())]
     declared = [one for extra in extras for one in (extra, *getattr(extra, "metadata", ()))]
     limits = [(name, getattr(one, name, None)) for one in declared for name in LIMITS]
     return Interval(**{name: limit for name, limit in limits if limit is not None})
