@@ -22,7 +22,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from episodes.schema import HUMAN, POLICY
 from episodes.store import EpisodeStore
-from policies.bundle import read_bundle_info
+from policies.bundle import load_bundle, read_bundle_info, save_bundle
+from policies.residual.policy import ResidualConfig, residual_on
 from real_robot.corrections.human_input import RawInput
 from real_robot.corrections.lease import Holder
 from real_robot.corrections.server import CorrectionServer
@@ -507,6 +508,35 @@ def test_a_server_that_is_started_again_serves_the_version_that_was_rolled_back_
             origin, cookie = open_session(again.invite())
             rolled_back = ask(again, rollback(newest), method="POST", cookie=cookie, Origin=origin)[0]
             assert rolled_back == (409 if newest == good else 200)  # at once, where there is one before it
+
+
+def test_a_version_with_chunks_of_another_length_is_served_and_can_be_rolled_back(tmp_path: Path):
+    """As the recipe residual publishes them."""
+    live = tmp_path / "out" / "bundle"
+
+    def residual() -> str:
+        base = load_bundle(tmp_path / "given")
+        return save_bundle(residual_on(base, ResidualConfig(scale=0.3, action_horizon=1)), live).sha256
+
+    with server(tmp_path, execute_steps=None) as one:
+        versions = one.robot.session.versions
+        first = versions.current.hello
+        newest, deadline = residual(), time.monotonic() + 30
+        while versions.current.hello.fingerprint == first.fingerprint:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert versions.current.hello == replace(first, fingerprint=newest, action_horizon=1)
+        session = one.robot.session
+        one.robot.command(lambda: session.next_episode(person="anna", drive=True)).result(30)
+        while session.attempt.length < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert session.attempt.policy_version == newest
+    with server(tmp_path, execute_steps=None) as again:
+        versions = again.robot.session.versions
+        assert versions.kept == [first.fingerprint, newest]
+        assert versions.report_fault(newest, "by anna")
+        assert versions.current.hello == first
 
 
 def test_every_change_of_an_episodes_labels_changes_what_the_rule_counts(tmp_path: Path):

@@ -169,7 +169,7 @@ def _serving_env(
     """``live``: the bundle, which is followed as it changes."""
     with contextlib.ExitStack() as stack:
         load = partial(_load_backend, robot=RobotSpec.of(env.spec), device=select_device(config.device))
-        versions, watcher = follow(live, load, restore=True)
+        versions, watcher = follow(live, load, restore=True, same_horizon=False)  # a session asks each version's
         stack.callback(watcher.close)
         starts = StartSequence("train", seed=config.seed, num_tasks=len(env.spec.tasks))
         if is_store(folder / EPISODES):
