@@ -39,7 +39,7 @@ from episodes.overlays import (
     read_history,
     read_labels,
     recorded_id,
-    undo_label,
+    undo_labels,
 )
 from episodes.packing import Arrays, pack, recording_digest, unpack
 from episodes.schema import ACTORS, HUMAN, CorruptEpisode, Episode, EpisodeError, StoreFull, validate
@@ -208,12 +208,12 @@ class EpisodeStore:
         return entry.first
 
     def undo(self, id: str, *, author: str) -> LabelChange | None:
-        """Take back the last label, deletion or cut of the episode that still holds; None if there is none.
+        """Take back the last label, deletion or cut of the episode that still holds, and all that was labelled with it.
 
-        Where a part has none of its own, the last of what it was split from, in the end the split itself. EpisodeError
-        for an unknown id.
+        Returns the last of these, None if there is none. Where a part has none of its own, it is the last of what it
+        was split from, in the end the split itself. EpisodeError for an unknown id.
         """
-        undone = (undo_label(self.path, episode=one, author=author) for one in reversed(self._lineage(id)))
+        undone = (undo_labels(self.path, episode=one, author=author) for one in reversed(self._lineage(id)))
         return next((change for change in undone if change is not None), None)
 
     def history(self, id: str) -> list[LabelChange]:

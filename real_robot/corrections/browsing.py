@@ -18,7 +18,7 @@ from episodes.schema import ACTORS, HUMAN, CorruptEpisode, EpisodeError
 from episodes.store import EpisodeStore
 from real_robot.corrections.attempt import actor_letters
 from real_robot.corrections.frames import encode_jpeg
-from real_robot.corrections.labels import label_together, undo_together
+from real_robot.corrections.labels import label_together
 
 PAGE = 50  # episodes
 
@@ -129,7 +129,7 @@ class EpisodeBrowser:
         """The key of the label that was taken back, and the episode's id, which is another where a split was undone."""
 
         def undo(store: EpisodeStore) -> tuple[str | None, str]:
-            change = undo_together(store, id, author=person)
+            change = store.undo(id, author=person)
             if change is None:
                 return None, id
             return change.key, change.episode if change.key == SPLIT else id
