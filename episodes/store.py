@@ -24,7 +24,7 @@ from typing import Any
 
 from episodes.archive import map_arrays, read_directory, verify_archive, write_archive
 from episodes.catalog import CATALOG_NAME, Catalog, Entry, delete_catalog, make_entry, read_entry
-from episodes.cuts import Part, cut, parts_of
+from episodes.cuts import Part, cut, labels_of, parts_of
 from episodes.files import sync
 from episodes.overlays import (
     DELETED,
@@ -269,8 +269,11 @@ class EpisodeStore:
         return self._cut(self._recorded(id), within[0])
 
     def labels(self, id: str) -> dict[str, LabelValue]:
-        """Of the episode; of a part also those of what it was split from, where it has none of its own."""
-        return next((part.labels for part in self._parts(id) if part.id == id), {})
+        """Of the episode; of a part also those of what it was split from, where it has none of its own.
+
+        EpisodeError for an unknown id.
+        """
+        return labels_of(self._lineage(id), self._labels())
 
     def read(self, id: str) -> Episode:
         """The episode; its arrays are views of a private memory map. Raises CorruptEpisode if the file is damaged."""

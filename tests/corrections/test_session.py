@@ -426,6 +426,21 @@ def test_a_success_that_is_rewound_counts_once_as_it_is_finished_then(tmp_path, 
         assert outcome_of(after) == "success"
 
 
+@pytest.mark.parametrize("then", ["abort", "rewind"])
+def test_an_episode_that_somebody_has_split_meanwhile_can_be_aborted_or_rewound(tmp_path, then):
+    with session(tmp_path) as robot:
+        ticks(robot, 8)
+        robot.end("success", person="anna")
+        EpisodeBrowser(robot.store.path, jpeg_quality=90).split(robot.last_episode, 4, person="ben")
+        if then == "abort":
+            robot.end("abort", person="anna")
+        else:
+            robot.rewind(2, person="anna")
+        parts = robot.store.select()
+        assert [(entry.steps, entry.success) for entry in parts] == [(4, False), (4, False)]
+        assert all(outcome_unknown(robot.store.labels(entry.id)) for entry in parts)
+
+
 def test_an_attempt_that_is_rewound_and_left_there_is_not_stored_again(tmp_path):
     with session(tmp_path) as robot:
         ticks(robot, 12)
