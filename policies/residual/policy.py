@@ -42,7 +42,7 @@ from policies.normalizer import Normalizer, normalizer_of
 from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, is_trained, keep_committed, masked_mean
 from policies.registry import POLICIES, PolicyConfig, build_policy
 from policies.residual.network import LEAST_SPREAD, TRUNK_WIDTH, is_unscaled, mlp, trunk
-from policies.residual.on_base import OnBase
+from policies.residual.on_base import OnBase, acts_without_noise
 from sims.errors import UserError
 from sims.numbers.ranges import Interval, PositiveFloat, Width
 from sims.tensor_dataclass import TensorDataclass
@@ -401,7 +401,8 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
 def residual_on(base: Policy[Any, Any], config: ResidualConfig) -> ResidualPolicy:
     """A residual that starts at zero on a copy of ``base``, on its device, from torch's global random state.
 
-    UserError where ``base`` has a residual already, or chooses among samples.
+    UserError where ``base`` has a residual already, or chooses among samples, or acts without the noise that is to be
+    chosen.
     """
     if isinstance(base, ResidualPolicy):
         raise UserError("the policy has a residual already, which goes on learning: leave start.residual out")
@@ -410,6 +411,11 @@ def residual_on(base: Policy[Any, Any], config: ResidualConfig) -> ResidualPolic
     policy = ResidualPolicy(ResidualPolicyConfig(base=base.config, residual=config), base.spec.robot).to(base.device)
     policy.base.load_state_dict(base.state_dict())
     policy.precision = base.precision
+    if policy.acts_in_noise and acts_without_noise(policy.base):
+        raise UserError(
+            "residual.around noise chooses the noise that the policy acts from, but it acts without noise: start from "
+            "a flow or diffusion policy with start.policy.initial_noise above 0"
+        )
     scales = normalizer_of(base)
     if scales is not None and not policy.acts_in_noise:
         policy.normalizer.load_state_dict(scales.state_dict())

@@ -129,6 +129,14 @@ def test_around_noise_the_base_makes_its_chunk_from_what_is_chosen() -> None:
         ResidualConfig(scale=1.5)
 
 
+@pytest.mark.parametrize("base", ["gaussian", "without noise"])
+def test_of_a_base_that_acts_without_noise_none_can_be_chosen(base: str) -> None:
+    chosen = ResidualConfig(around="noise", scale=1.5, action_horizon=None, noise=SquashedNoiseConfig())
+    config = CONFIGS[base] if base in CONFIGS else dataclasses.replace(CONFIGS["denoising"], initial_noise=0.0)
+    with pytest.raises(UserError, match=r"acts without noise: start from .* with start\.policy\.initial_noise above 0"):
+        residual_on(build_policy(config, ROBOT), chosen)
+
+
 def test_corrections_are_measured_by_the_range_of_the_demonstrations() -> None:
     """The base's scales are taken over; a dimension that hardly moves is hardly corrected."""
     base = base_of("gaussian")

@@ -16,12 +16,12 @@ from torch import Tensor
 from policies.device import make_generator, restore_generator, restore_optimizer
 from policies.policy import Policy
 from policies.residual.conditioned import conditioned
+from policies.residual.on_base import context_of_zeros
 from sims.devices.crossing import read_numbers
 from sims.errors import UserError
 from sims.numbers.finite import check_metrics
 from sims.numbers.seeding import spawn_seed
 from sims.tensor_dataclass import TensorDataclass
-from sims.vector_env import MIN_INSTRUCTION_BYTES, Observation
 from vla_rl.algorithms.algorithm import Metrics
 from vla_rl.algorithms.off_policy_actor import Actor
 from vla_rl.algorithms.off_policy_critics import Critics
@@ -226,15 +226,3 @@ def made_conditional(policy: Policy, config: UpdatesConfig) -> Policy:
 def stored_example(policy: Policy) -> TensorDataclass:
     """A stored record of one observation, all zeros: its shapes."""
     return policy.store(context_of_zeros(policy))
-
-
-def context_of_zeros(policy: Policy) -> TensorDataclass:
-    """Of one observation."""
-    robot, device = policy.spec.robot, policy.device
-    obs = Observation(
-        images=torch.zeros(1, len(robot.cameras), *robot.image_size, 3, dtype=torch.uint8, device=device),
-        state=torch.zeros(1, robot.state_dim, device=device),
-        instruction=torch.zeros(1, MIN_INSTRUCTION_BYTES, dtype=torch.uint8, device=device),
-    )
-    context: TensorDataclass = policy.encode(obs, policy.initial_state(1))[0]
-    return context
