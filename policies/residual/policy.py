@@ -218,8 +218,16 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
     @property
     def remembers_decisions(self) -> bool:
         """The base does, or what is left of its chunk is used later."""
-        goes_on = self.residual_config.around == "base" and self.spec.action_horizon < self.base.spec.action_horizon
-        return goes_on or self.base.remembers_decisions
+        return self._plans_ahead or self.base.remembers_decisions
+
+    @property
+    def _plans_ahead(self) -> bool:
+        return self.residual_config.around == "base" and self.spec.action_horizon < self.base.spec.action_horizon
+
+    def forget_plan(self, state: TensorDataclass) -> TensorDataclass:
+        """What is left of the base's chunk is not used: it plans anew from the next observation."""
+        assert isinstance(state, BasePlan)
+        return replace(state, used=self.initial_state(len(state)).used) if self._plans_ahead else state
 
     def encode(self, obs: Observation, state: TensorDataclass) -> tuple[ResidualContext, BasePlan]:
         """Where its chunk is used up, the base observes and plans; only then its own memory moves on."""

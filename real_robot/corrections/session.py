@@ -249,8 +249,7 @@ class CorrectionSession:
         """To the policy, which plans anew from what it sees now."""
         self._refuse_to_move()
         if self.mode != "policy":
-            if self.plan.begins != self.attempt.length:
-                self.plan.drop(self.attempt.length)
+            self._proposals.plan_anew(keep=True)
             self._audit.write("policy drives", person=person, step=self.attempt.length)
         self.mode, self.reason = "policy", ""
 
@@ -283,7 +282,7 @@ class CorrectionSession:
         if not 0 < len(text.strip()) <= MAX_INSTRUCTION or not text.isprintable():
             raise Refused(f"an instruction is one line of 1 to {MAX_INSTRUCTION} characters")
         self.attempt.instruction = text.strip()
-        self.plan.drop(self.attempt.length)
+        self._proposals.plan_anew(keep=False)
         self._audit.write("instruction", person=person, text=text.strip())
 
     # -- steps ------------------------------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ import torch
 from episodes.overlays import outcome_of, outcome_unknown, read_labels
 from episodes.schema import HOLD, HUMAN, POLICY, StoreFull
 from episodes.store import EpisodeStore
-from policies.bundle import save_bundle
+from policies.bundle import load_bundle, save_bundle
 from policies.policy import RobotSpec
+from policies.residual.policy import ResidualConfig, residual_on
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.browsing import EpisodeBrowser
 from real_robot.corrections.human_input import RawInput
@@ -28,6 +29,7 @@ from real_robot.serving.registry import load_backend
 from real_robot.serving.versions import Versions
 from sims.starts import StartSequence
 from sims.subproc.vector_env import SubprocVectorEnv
+from sims.vector_env import encode_instructions
 from tests.corrections.small_server import SIM, session, write_bundle
 from tests.real_robot.small_policies import small_policy
 from tests.sims.counting import Counting, CountingConfig
@@ -273,6 +275,40 @@ def test_one_undo_takes_back_all_labels_of_one_key(tmp_path):
         browser.undo(id, person="ben")
         assert robot.store.labels(id) == {}
         assert browser.undo(id, person="ben") == (None, id)
+
+
+def test_after_a_person_the_base_of_a_residual_plans_anew_from_what_is_seen_now(tmp_path):
+    """Of its 8 actions two are executed when the person takes over."""
+    base = load_bundle(write_bundle(tmp_path / "base", scale=0.6))
+    policy = residual_on(base, ResidualConfig(scale=0.3, action_horizon=1))
+    save_bundle(policy, tmp_path / "given")
+
+    def planned_now(robot: CorrectionSession, instruction: str = "") -> np.ndarray:
+        obs = robot.env.observe()
+        if instruction:
+            obs = replace(obs, instruction=encode_instructions([instruction]))
+        return policy.mean_action(policy.encode(obs, policy.initial_state(1))[0])[0, 0].detach().numpy()
+
+    with session(tmp_path, execute_steps=None, blend_s=0.0) as robot:
+        ticks(robot, 2)
+        robot.take_over(person="anna")
+        for _ in range(4):
+            robot.tick(AWAY)
+            robot.prepare()
+        robot.hand_back(person="anna")
+        for instruction in ("", "put it down"):
+            if instruction:
+                robot.instruct(instruction, person="anna")
+            wanted = planned_now(robot, instruction)
+            assert robot.tick(None)
+            np.testing.assert_allclose(robot.attempt.steps[-1].shadow, wanted, atol=1e-5)
+            robot.tick(None)
+        robot.hold("a pause", person="anna")
+        ticks(robot, 5)
+        robot.hand_back(person="anna")
+        wanted = planned_now(robot, "put it down")
+        ticks(robot, 1)
+        np.testing.assert_allclose(robot.attempt.steps[-1].shadow, wanted, atol=1e-5)
 
 
 def test_instructions_are_changed_for_the_policy_and_recorded(tmp_path):
