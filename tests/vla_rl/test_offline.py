@@ -13,6 +13,8 @@ import torch
 from episodes.recorder import RecordedEnv
 from episodes.schema import HUMAN
 from episodes.store import EpisodeStore
+from policies.denoising.kernels import DDIMConfig
+from policies.denoising.objectives import DiffusionConfig
 from policies.policy import RobotSpec
 from policies.registry import build_policy
 from policies.residual.conditioned import GOOD, NOT_GOOD, UNLABELED
@@ -48,6 +50,7 @@ from vla_rl.algorithms.offline_losses import (
 from vla_rl.algorithms.td_target import td_target
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.experience import Experience
+from vla_rl.rollouts.weights import load_weights
 from vla_rl.runners.iterations import algorithm_state, restore_algorithm
 from vla_rl.runs.checkpoint import load_tree, save_tree
 
@@ -601,3 +604,29 @@ def test_a_policy_that_was_trained_before_keeps_its_scale_of_features(method: st
     )  # fmt: skip
     again.iterate()
     assert again.policy is made.policy and torch.equal(trained.feature_mean, scale)
+
+
+DDIM = {
+    "objective": DiffusionConfig(),
+    "act": DDIMConfig(steps=4),
+    "explore": DDIMConfig(steps=4, eta=1.0, train_last=1),
+}
+
+
+@pytest.mark.parametrize("offline", [0, 1])
+def test_cloning_renews_the_copy_that_takes_the_steps_explore_does_not_train(store: Path, offline: int) -> None:
+    """Also that of whoever acts with published weights in another process."""
+    env = ReachEnv(num_envs=4)
+    config = dataclasses.replace(CONFIGS["denoising"], **DDIM)
+    policy, elsewhere = (build_policy(config, RobotSpec.of(env.spec)) for _ in range(2))
+    settings = dataclasses.replace(SMALL, stores=(store,), offline_iterations=offline, iql=IQLConfig())
+    made = OffPolicy(settings, policy, env, seed=0)
+    published = list[dict[str, torch.Tensor]]()
+    made.collector.publish = lambda version, tensors: published.append(dict(tensors))  # type: ignore[method-assign]
+    before = copy.deepcopy(policy.expert)
+    made.iterate()
+    load_weights(elsewhere, None, published[-1])
+    for acting in (policy, elsewhere):
+        parts = zip(acting.expert.parameters(), acting.frozen_expert.parameters(), before.parameters(), strict=True)
+        same = [(torch.equal(one, copied), torch.equal(one, old)) for one, copied, old in parts]
+        assert all(renewed for renewed, _ in same) and not all(unchanged for _, unchanged in same)

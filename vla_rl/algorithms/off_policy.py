@@ -136,7 +136,16 @@ class OffPolicy(OffPolicyUpdates):
 
     def _publish(self) -> None:
         """The next chunk that is asked for is acted by the present weights, whose version is the number of updates."""
-        self.collector.publish(self.updates, self._trained())
+        self.collector.publish(self.updates, {**self._trained(), **self._renewed()})
+
+    def _renewed(self) -> dict[str, Tensor]:
+        """The copies with which a policy takes the denoising steps that ``explore`` does not train, of present weights:
+        cloning trains them all."""
+        if not self.config.clones:
+            return {}
+        before = dict(self.policy.named_parameters())
+        self.policy.prepare_to_explore()
+        return {name: value for name, value in self.policy.named_parameters() if value is not before[name]}
 
     def _learn_offline(self) -> Metrics:
         """``offline_updates`` updates, which the gate keeps or takes back."""
