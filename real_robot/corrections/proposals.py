@@ -23,15 +23,6 @@ class Proposals:
         self._env, self._arm, self._execute_steps = env, arm, execute_steps
         self.plan = Plan(env.spec.action_dim)
 
-    def check(self, backend: ChunkBackend) -> None:
-        """UserError where ``execute_steps`` does not fit a policy that remembers its decisions."""
-        horizon = backend.hello.action_horizon
-        if backend.remembers_decisions and (self._execute_steps or horizon) < horizon:
-            raise UserError(
-                f"control.execute_steps is {self._execute_steps}, but the policy remembers its decisions, which were "
-                f"{horizon} control steps apart in its training: leave it out"
-            )
-
     def begin(self, attempt: Attempt, backend: ChunkBackend, memory: TensorDataclass) -> None:
         """The environment stands before step ``attempt.length``, at rest; ``memory``: of the policy."""
         self._attempt, self._backend, self.memory = attempt, backend, memory
@@ -97,3 +88,13 @@ class Proposals:
     def forget_observation(self) -> None:
         """A real scene may change."""
         self._observed_at = -1
+
+
+def check_execute_steps(backend: ChunkBackend, execute_steps: int | None) -> None:
+    """UserError where it does not fit a policy that remembers its decisions."""
+    horizon = backend.hello.action_horizon
+    if backend.remembers_decisions and execute_steps not in (None, horizon):
+        raise UserError(
+            f"control.execute_steps is {execute_steps}, but the policy remembers its decisions, which were "
+            f"{horizon} control steps apart in its training: leave it out"
+        )

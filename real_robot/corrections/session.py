@@ -31,7 +31,7 @@ from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.handover import Handover
 from real_robot.corrections.human_input import RELEASED, Action, HumanInput, RawInput
 from real_robot.corrections.labels import label_together
-from real_robot.corrections.proposals import Proposals
+from real_robot.corrections.proposals import Proposals, check_execute_steps
 from real_robot.corrections.settings import ControlSettings
 from real_robot.corrections.simulated_arm import SimulatedArm
 from real_robot.images import UnreadableImages
@@ -93,7 +93,7 @@ class CorrectionSession:
         self.reason, self.outcome = "", ""
         self.paused = ""  # why no episode may begin, if so
         self.number = 0  # of the episode since the start
-        self._proposals.check(versions.current)
+        check_execute_steps(versions.current, settings.execute_steps)
         self.last_episode: str | None = None  # id in the store
         self.next_episode(person="the server", drive=True)
 

@@ -510,18 +510,34 @@ def test_a_server_that_is_started_again_serves_the_version_that_was_rolled_back_
             assert rolled_back == (409 if newest == good else 200)  # at once, where there is one before it
 
 
+def publish_residual(folder: Path) -> str:
+    """Its SHA-256; with chunks of one action."""
+    policy = residual_on(load_bundle(folder / "given"), ResidualConfig(scale=0.3, action_horizon=1))
+    return save_bundle(policy, folder / "out" / "bundle").sha256
+
+
+def test_a_version_that_control_execute_steps_does_not_fit_is_not_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    said = ""
+    with server(tmp_path, execute_steps=4) as one:
+        first, deadline = one.robot.session.versions.kept, time.monotonic() + 60
+        publish_residual(tmp_path)
+        while "control.execute_steps is 4" not in said:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+            said += capsys.readouterr().err
+        assert one.robot.session.versions.kept == first
+    assert "the new bundle is not served: " in said
+
+
 def test_a_version_with_chunks_of_another_length_is_served_and_can_be_rolled_back(tmp_path: Path):
     """As the recipe residual publishes them."""
-    live = tmp_path / "out" / "bundle"
-
-    def residual() -> str:
-        base = load_bundle(tmp_path / "given")
-        return save_bundle(residual_on(base, ResidualConfig(scale=0.3, action_horizon=1)), live).sha256
 
     with server(tmp_path, execute_steps=None) as one:
         versions = one.robot.session.versions
         first = versions.current.hello
-        newest, deadline = residual(), time.monotonic() + 30
+        newest, deadline = publish_residual(tmp_path), time.monotonic() + 30
         while versions.current.hello.fingerprint == first.fingerprint:
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -27,6 +27,7 @@ from real_robot.corrections.session import CorrectionSession, Refused
 from real_robot.corrections.settings import ControlSettings
 from real_robot.serving.registry import load_backend
 from real_robot.serving.versions import Versions
+from sims.errors import UserError
 from sims.starts import StartSequence
 from sims.subproc.vector_env import SubprocVectorEnv
 from sims.vector_env import encode_instructions
@@ -309,6 +310,19 @@ def test_after_a_person_the_base_of_a_residual_plans_anew_from_what_is_seen_now(
         wanted = planned_now(robot, "put it down")
         ticks(robot, 1)
         np.testing.assert_allclose(robot.attempt.steps[-1].shadow, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 4, 8])
+def test_a_policy_that_remembers_its_decisions_executes_all_of_a_chunk_or_is_refused(tmp_path, steps):
+    base = load_bundle(write_bundle(tmp_path / "base"))
+    save_bundle(residual_on(base, ResidualConfig(scale=0.3, action_horizon=4)), tmp_path / "given")
+    if steps == 4:
+        with session(tmp_path, execute_steps=steps) as robot:
+            assert ticks(robot, 6) == 6
+    else:
+        refused = pytest.raises(UserError, match=rf"execute_steps is {steps}, .* 4 control steps apart")
+        with refused, session(tmp_path, execute_steps=steps):
+            pass
 
 
 def test_instructions_are_changed_for_the_policy_and_recorded(tmp_path):
