@@ -22,7 +22,9 @@ from policies.policy import RobotSpec
 from policies.residual.policy import ResidualConfig, residual_on
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.browsing import EpisodeBrowser
+from real_robot.corrections.frames import FrameThread, frames_of
 from real_robot.corrections.human_input import RawInput
+from real_robot.corrections.robot_thread import RobotThread
 from real_robot.corrections.session import CorrectionSession, Refused
 from real_robot.corrections.settings import ControlSettings
 from real_robot.serving.registry import load_backend
@@ -525,3 +527,30 @@ def test_an_attempt_that_is_left_for_the_next_one_has_no_outcome(tmp_path):
         ticks(robot, 4)
         robot.next_episode(person="anna", drive=True)
         assert stored(robot) == [(4, {"outcome": "abort"})]
+
+
+def test_a_key_that_was_pressed_under_an_ended_lease_does_nothing_under_the_next(tmp_path):
+    """Ann presses the gripper's key and is gone before the next step, in which Ben drives."""
+    with (
+        session(tmp_path) as one,
+        contextlib.closing(AuditLog(tmp_path / "robot.jsonl")) as audit,
+        contextlib.closing(FrameThread(frames_of(one.env, None, 32), jpeg_quality=80)) as frames,
+    ):
+        ticks(one, 3)
+        robot = RobotThread(one, frames, audit)  # not started: the test makes the steps
+        ann = robot.lease.acquire("A", "ann")
+        one.take_over(person="ann")
+        robot.receive("A", ann.token, RawInput(deadman=True))
+        one.tick(robot._newest_input())
+        before = one.attempt.steps[-1].action[6]
+        robot.receive("A", ann.token, RawInput(deadman=True, keys=frozenset({"KeyG"})))
+        robot.release("A", "the connection ended")
+        ben = robot.lease.acquire("B", "ben")
+        robot.command(lambda: one.take_over(person="ben"))
+        robot.receive("B", ben.token, RawInput(deadman=True))
+        robot._run_commands()
+        one.tick(robot._newest_input())
+        assert (one.attempt.operators, one.attempt.steps[-1].action[6]) == (["ann", "ben"], before)
+        robot.receive("B", ben.token, RawInput(deadman=True, keys=frozenset({"KeyG"})))
+        one.tick(robot._newest_input())
+        assert one.attempt.steps[-1].action[6] != before
