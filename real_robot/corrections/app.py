@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from episodes.schema import EpisodeError
 from real_robot.corrections.access import SESSION_LIFE_S, Access, Origins, Person, Role
 from real_robot.corrections.audit import AuditLog
-from real_robot.corrections.browsing import EpisodeBrowser, Filter, NotFound
+from real_robot.corrections.browsing import CutMeanwhile, EpisodeBrowser, Filter, NotFound
 from real_robot.corrections.connections import serve_control, serve_frames, serve_session
 from real_robot.corrections.robot_thread import RobotThread
 from real_robot.corrections.success_classifier import ClassifierFits, FitUnderWay
@@ -187,8 +187,10 @@ def _add_episodes(app: FastAPI, access: Access, browser: EpisodeBrowser, robot: 
         return changed(id)
 
     @app.post("/api/episodes/{id}/success_from")
-    def success_from(id: str, step: Annotated[int, Query(ge=1)], person: Person = labeller) -> dict[str, Any]:
-        browser.success_from(id, step, person=person.name)
+    def success_from(
+        id: str, step: Annotated[int, Query(ge=1)], shown: str | None = None, person: Person = labeller
+    ) -> dict[str, Any]:
+        browser.success_from(id, step, person=person.name, shown=shown)
         audit.write("relabelled", person=person.name, episode=id, success_from=step)
         return changed(id)
 
@@ -212,15 +214,19 @@ def _add_cuts(app: FastAPI, access: Access, browser: EpisodeBrowser, audit: Audi
     async def unusable(request: Request, error: Exception) -> Response:
         return PlainTextResponse(f"{error}\n", status_code=422)
 
+    @app.exception_handler(CutMeanwhile)
+    async def cut_meanwhile(request: Request, error: Exception) -> Response:
+        return PlainTextResponse(f"{error}\n", status_code=409)
+
     @app.post("/api/episodes/{id}/trim")
-    def trim(id: str, first: int, end: int, person: Person = labeller) -> dict[str, Any]:
-        browser.trim(id, first, end, person=person.name)
+    def trim(id: str, first: int, end: int, shown: str | None = None, person: Person = labeller) -> dict[str, Any]:
+        browser.trim(id, first, end, person=person.name, shown=shown)
         audit.write("trimmed", person=person.name, episode=id, first=first, end=end)
         return browser.read(id)
 
     @app.post("/api/episodes/{id}/split")
-    def split(id: str, at: int, person: Person = labeller) -> dict[str, Any]:
-        part = browser.split(id, at, person=person.name)
+    def split(id: str, at: int, shown: str | None = None, person: Person = labeller) -> dict[str, Any]:
+        part = browser.split(id, at, person=person.name, shown=shown)
         audit.write("split", person=person.name, episode=id, at=at)
         return browser.read(part)
 

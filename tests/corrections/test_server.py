@@ -196,6 +196,26 @@ def test_wrong_cuts_are_refused_with_a_reason(running: CorrectionServer):
         store.delete(id, author="the test")
 
 
+def test_a_step_of_an_episode_that_was_cut_since_it_was_shown_is_refused(running: CorrectionServer):
+    with EpisodeStore(running.folder / "episodes") as store:
+        id = store.add(make_episode(steps=12))
+        origin, cookie = open_session(running.invite("Ann", "labeller"))
+
+        def change(what: str) -> tuple[int, str]:
+            status, body = ask(running, f"/api/episodes/{id}/{what}", method="POST", cookie=cookie, Origin=origin)
+            return status, body.decode()
+
+        store.trim(id, 4, 12, author="Ben")
+        for what in ("success_from?step=6", "trim?first=0&end=6", "split?at=6"):
+            status, reason = change(f"{what}&shown=0-12")
+            assert (status, "somebody has cut this episode meanwhile" in reason) == (409, True)
+        assert store.labels(id) == {"trim": "4-12"}
+        assert change("success_from?step=6&shown=4-12")[0] == 200
+        assert change("trim?first=0&end=6&shown=4-12")[0] == 200
+        assert store.labels(id) == {"trim": "4-10", "success_from": 10}
+        store.delete(id, author="the test")
+
+
 def test_of_two_clients_one_moves_the_robot_and_a_lost_one_leaves_it_holding(running: CorrectionServer):
     first, second = (open_control(*open_session(running.invite(name))) for name in ("Anna", "Ben"))
     robot = running.robot
