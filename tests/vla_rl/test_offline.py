@@ -16,13 +16,14 @@ from episodes.store import EpisodeStore
 from policies.denoising.kernels import DDIMConfig
 from policies.denoising.objectives import DiffusionConfig
 from policies.policy import RobotSpec
+from policies.pretrained.storage import StorageConfig
 from policies.registry import build_policy
 from policies.residual.conditioned import GOOD, NOT_GOOD, UNLABELED
 from policies.residual.ensemble import EnsembleConfig
 from policies.residual.histogram import HistogramConfig
 from policies.residual.policy import ResidualConfig, ResidualPolicy, SquashedNoiseConfig, residual_on
 from sims.errors import UserError
-from sims.vector_env import StartState
+from sims.vector_env import Observation, StartState
 from tests.policies.small_configs import CONFIGS, ENCODER
 from tests.reach_env import ReachEnv
 from tests.worlds import PointEnv
@@ -630,3 +631,19 @@ def test_cloning_renews_the_copy_that_takes_the_steps_explore_does_not_train(sto
         parts = zip(acting.expert.parameters(), acting.frozen_expert.parameters(), before.parameters(), strict=True)
         same = [(torch.equal(one, copied), torch.equal(one, old)) for one, copied, old in parts]
         assert all(renewed for renewed, _ in same) and not all(unchanged for _, unchanged in same)
+
+
+def test_where_a_frozen_encoder_s_prefixes_lie_does_not_change_what_is_learned(seen: Path) -> None:
+    """Images that are encoded again for want of room are not shifted."""
+    losses = []
+    for where in ("host", "recompute"):
+        env = PointEnv(num_envs=4)
+        torch.manual_seed(0)
+        config = dataclasses.replace(CONFIGS["pi0"], storage=StorageConfig(where=where))
+        policy = build_policy(config, RobotSpec.of(env.spec))
+        chosen = {"stores": (seen,), "frozen": ("encoder",), "recap": RecapConfig()}
+        made = OffPolicy(dataclasses.replace(SMALL, **chosen), policy, env, seed=0)
+        assert made.demonstrations is not None and made.config.shift > 0
+        assert isinstance(made.demonstrations.entries().inputs, Observation) == (where == "recompute")
+        losses.append(made.iterate()["actor_loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)

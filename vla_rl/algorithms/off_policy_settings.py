@@ -123,7 +123,7 @@ class UpdatesConfig:
     members (Chen et al. 2021, REDQ) or the least of them (Haarnoja et al. 2018, SAC). ``n_step``: chunks per target.
     ``demonstration_share`` of every batch is drawn from demonstrations. ``target_noise``: std of the noise on the next
     action of a target, clipped at 0.3, for fixed noise. ``shift``: pixels by which stored images are shifted at random;
-    without effect where the replay holds features. ``frozen``: parameter groups that stay as they are.
+    without effect where the encoder that sees them is frozen. ``frozen``: parameter groups that stay as they are.
     ``reward_scale``: of the rewards as the critic learns them, against the entropy bonus and Cal-QL's penalty, which
     are in nats (Haarnoja et al. 2018, SAC, Sec. 5.2).
 

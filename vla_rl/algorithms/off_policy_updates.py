@@ -48,6 +48,7 @@ class OffPolicyUpdates(ABC):
             if not any(parameter.requires_grad for parameter in parameters):
                 raise UserError(f"algorithm.frozen leaves the {name} nothing to train, got {', '.join(config.frozen)}")
         self.generator = make_generator(policy.device, spawn_seed(seed, "updates"))
+        self.shift = config.shift if _learns_to_see(policy) else 0
         self.updates = 0
 
     @abstractmethod
@@ -97,7 +98,7 @@ class OffPolicyUpdates(ABC):
                     )
 
     def _drawn(self, parts: Sequence[tuple[Replay | None, int]]) -> Windows:
-        """So many windows of each, rewards scaled; images are shifted at random.
+        """So many windows of each, rewards scaled; images of an encoder that is trained are shifted at random.
 
         RECAP's V is of returns that end at a time limit, so nothing follows it in an advantage either.
         """
@@ -110,7 +111,7 @@ class OffPolicyUpdates(ABC):
             if source is not None and number
         ]
         batch = (Windows.cat(drawn) if len(drawn) > 1 else drawn[0]).scaled(config.reward_scale)
-        return shift_images(batch, config.shift, self.generator) if config.shift else batch
+        return shift_images(batch, self.shift, self.generator) if self.shift else batch
 
     def _check(self, metrics: dict[str, Tensor], batch: Windows) -> Metrics:
         """``metrics`` as numbers. Raises NotFinite, with ``batch``, if one of them is not finite."""
@@ -213,6 +214,13 @@ class RecordedUpdates(OffPolicyUpdates):
         super().load_state_dict(state)
         self.own.go_on_from(state["own"])
         self.demonstrations.go_on_from(state["demonstrations"])
+
+
+def _learns_to_see(policy: Policy) -> bool:
+    """Not where its encoder is frozen: whether a replay then holds images or features is a matter of room."""
+    groups = policy.parameter_groups()
+    encoder = [parameter for name in ("encoder", "lora") for parameter in groups.get(name, ())]
+    return not encoder or any(parameter.requires_grad for parameter in encoder)
 
 
 def made_conditional(policy: Policy, config: UpdatesConfig) -> Policy:
