@@ -468,6 +468,21 @@ def test_images_are_shifted_with_their_border_repeated() -> None:
     assert len(found) > 20
 
 
+def test_all_images_of_a_policy_s_memory_are_shifted_alike() -> None:
+    """Diffusion Policy stores those of several decisions."""
+    env = PointEnv(num_envs=16)
+    policy = build_policy(CONFIGS["diffusion_policy"], RobotSpec.of(env.spec))
+    env.reset(start=[StartState(task=0, seed=seed) for seed in range(16)])
+    obs = env.observe()
+    with torch.no_grad():
+        record = policy.store(policy.encode(obs, policy.remember(obs, policy.initial_state(16)))[0])
+    moved = shift_images(record, 3, torch.Generator().manual_seed(0))
+    alone = shift_images(obs, 3, torch.Generator().manual_seed(0))
+    assert not torch.equal(moved.images, record.images) and torch.equal(moved.state, record.state)
+    for frame in range(moved.images.shape[1]):
+        assert torch.equal(moved.images[:, frame], alone.images)
+
+
 def test_returns_to_go_by_hand() -> None:
     """The episodes that the module's docstring draws, then one that goes on: its return is not known."""
     given = entries(
