@@ -191,8 +191,9 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
 
     def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
         """Of the states that the residual's own encoder reads and of its corrections; the base keeps its scales."""
-        if not self.acts_in_noise:  # noise has the scale that it has
-            self.normalizer.fit(state, action)
+        if self.acts_in_noise:  # it has the scale that it has
+            action = action.new_zeros(1, self.critic_action_shape[1])
+        self.normalizer.fit(state, action)
 
     def features_are_unscaled(self) -> bool:
         """Whether ``fit_features`` has measured nothing yet."""
@@ -425,8 +426,10 @@ def residual_on(base: Policy[Any, Any], config: ResidualConfig) -> ResidualPolic
             "a flow or diffusion policy with start.policy.initial_noise above 0"
         )
     scales = normalizer_of(base)
-    if scales is not None and not policy.acts_in_noise:
-        policy.normalizer.load_state_dict(scales.state_dict())
+    if scales is not None:
+        policy.normalizer.set_scale("state", scales.state_mean, scales.state_std)
+        if not policy.acts_in_noise:
+            policy.normalizer.set_scale("action", scales.action_center, scales.action_scale)
     return policy.eval()
 
 
