@@ -132,9 +132,8 @@ class CorrectionSession:
         if step < self.attempt.length and self.mode != "ended":
             self._commit()
         if self.mode == "ended" and self.last_episode is not None:
-            self.store.label(self.last_episode, REWOUND_AT, step, author=person)
-            if SUCCESS in self.store.labels(self.last_episode):
-                self.store.label(self.last_episode, SUCCESS, None, author=person)
+            success = {SUCCESS: None} if SUCCESS in self.store.labels(self.last_episode) else {}
+            label_together(self.store, self.last_episode, {REWOUND_AT: step, **success}, author=person)
             self.count_outcome(self.last_episode)
         taken_up = step if self.mode == "ended" else self.attempt.taken_up
         snapshot = self.attempt.snapshots[step]

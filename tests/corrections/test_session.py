@@ -327,6 +327,18 @@ def test_a_policy_that_remembers_its_decisions_executes_all_of_a_chunk_or_is_ref
             pass
 
 
+def test_one_undo_takes_back_a_rewind(tmp_path):
+    with session(tmp_path) as robot:
+        ticks(robot, 8)
+        robot.end("success", person="anna")
+        before = robot.store.labels(robot.last_episode)
+        rewound = robot.last_episode
+        robot.rewind(3, person="anna")
+        assert robot.store.labels(rewound) == {"outcome": "success", "rewound_at": 3}
+        robot.store.undo(rewound, author="ben")
+        assert robot.store.labels(rewound) == before
+
+
 def test_instructions_are_changed_for_the_policy_and_recorded(tmp_path):
     with session(tmp_path) as robot:
         ticks(robot, 2)
