@@ -251,6 +251,14 @@ class OffPolicyConfig(AlgorithmConfig, UpdatesConfig):
             _refuse_changed(self.cal_ql, ("online_weight",), "where all iterations are offline")
             self.check_updates(self.iterations * self.offline_updates, "the offline iterations")
 
+    def check_num_envs(self, num_envs: int, setting: str) -> None:
+        super().check_num_envs(num_envs, setting)
+        if self.capacity <= num_envs:
+            raise ValueError(
+                f"algorithm.capacity ({self.capacity}) must be above {setting} ({num_envs}): of each environment the "
+                "replay holds a chunk and the one after it"
+            )
+
     def with_demonstrations(self, stores: Sequence[Path], *, folds: tuple[int, ...] | None = None) -> OffPolicyConfig:
         return replace(
             self,
