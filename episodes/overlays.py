@@ -86,13 +86,8 @@ def outcome_of(labels: Mapping[str, LabelValue]) -> EpisodeOutcome | None:
     return "success" if labels.get(SUCCESS, True) else "failure"
 
 
-def append_label(folder: Path, *, episode: str, key: str, value: LabelValue | None, author: str) -> None:
-    """Append one label, synced to disk when it returns. Several processes may append at once."""
-    append_labels(folder, episode=episode, labels={key: value}, author=author)
-
-
 def append_labels(folder: Path, *, episode: str, labels: Mapping[str, LabelValue | None], author: str) -> None:
-    """As ``append_label`` for each, all of the same time."""
+    """All of the same time, synced to disk when it returns. Several processes may append at once. Raises StoreFull."""
     with _locked(folder) as file:
         now = _now(change for _, change in _changes(folder, of=episode))
         changes = (

@@ -17,7 +17,7 @@ import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from episodes.overlays import (
     LabelChange,
     Labels,
     LabelValue,
-    append_label,
+    append_labels,
     is_success,
     read_history,
     read_labels,
@@ -174,8 +174,12 @@ class EpisodeStore:
 
         EpisodeError for an unknown id.
         """
+        self.label_together(id, {key: value}, author=author)
+
+    def label_together(self, id: str, labels: Mapping[str, LabelValue | None], *, author: str) -> None:
+        """As ``label`` for each, at one press: one ``undo`` takes all of them back."""
         self._lineage(id)
-        append_label(self.path, episode=id, key=key, value=value, author=author)
+        append_labels(self.path, episode=id, labels=labels, author=author)
 
     def trim(self, id: str, first: int, end: int, *, author: str) -> None:
         """From now on only control steps ``first`` .. ``end - 1`` are read, by everything that reads this store.

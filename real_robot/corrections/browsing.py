@@ -19,7 +19,6 @@ from episodes.schema import ACTORS, HUMAN, CorruptEpisode, EpisodeError
 from episodes.store import EpisodeStore
 from real_robot.corrections.attempt import actor_letters
 from real_robot.corrections.frames import encode_jpeg
-from real_robot.corrections.labels import label_together
 
 PAGE = 50  # episodes
 
@@ -101,7 +100,7 @@ class EpisodeBrowser:
         def write(store: EpisodeStore) -> None:
             if outcome == ABORT:
                 labels = {OUTCOME: outcome, **({SUCCESS: None} if SUCCESS in store.labels(id) else {})}
-                label_together(store, id, labels, author=person)
+                store.label_together(id, labels, author=person)
             else:
                 store.label(id, SUCCESS, outcome == "success", author=person)
 
@@ -119,7 +118,7 @@ class EpisodeBrowser:
                 raise EpisodeError(f"the episode has {entry.steps} steps: its success cannot begin at step {step}")
             begin = {SUCCESS_FROM: step + entry.first}
             labelled = is_success({**store.labels(id), **begin}, entry.success)
-            label_together(store, id, begin if labelled else {**begin, SUCCESS: True}, author=person)
+            store.label_together(id, begin if labelled else {**begin, SUCCESS: True}, author=person)
 
         self._change(id, write, shown=shown)
 

@@ -30,7 +30,6 @@ from real_robot.corrections.attempt import Attempt, ExecutedStep, Snapshot
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.handover import Handover
 from real_robot.corrections.human_input import RELEASED, Action, HumanInput, RawInput
-from real_robot.corrections.labels import label_together
 from real_robot.corrections.proposals import Proposals, check_execute_steps
 from real_robot.corrections.settings import ControlSettings
 from real_robot.corrections.simulated_arm import SimulatedArm
@@ -133,7 +132,7 @@ class CorrectionSession:
             self._commit()
         if self.mode == "ended" and self.last_episode is not None:
             success = {SUCCESS: None} if SUCCESS in self.store.labels(self.last_episode) else {}
-            label_together(self.store, self.last_episode, {REWOUND_AT: step, **success}, author=person)
+            self.store.label_together(self.last_episode, {REWOUND_AT: step, **success}, author=person)
             self.count_outcome(self.last_episode)
         taken_up = step if self.mode == "ended" else self.attempt.taken_up
         snapshot = self.attempt.snapshots[step]
@@ -152,7 +151,7 @@ class CorrectionSession:
             success = None if outcome == ABORT else outcome == "success"
             changes = success != self.store.labels(self.last_episode).get(SUCCESS)
             labels = {OUTCOME: outcome, **({SUCCESS: success} if changes else {})}
-            label_together(self.store, self.last_episode, labels, author=person)
+            self.store.label_together(self.last_episode, labels, author=person)
             self.count_outcome(self.last_episode)
         self.outcome = outcome
         self._audit.write("labelled", person=person, outcome=outcome, episode=self.last_episode)

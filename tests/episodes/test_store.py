@@ -21,7 +21,7 @@ from episodes.archive import write_archive
 from episodes.catalog import CATALOG_NAME, read_entry
 from episodes.maintenance import info, rebuild, verify
 from episodes.outcomes.rewards import rewarded
-from episodes.overlays import LABELS_NAME, append_changes, append_label, read_changes, read_labels
+from episodes.overlays import LABELS_NAME, append_changes, append_labels, read_changes, read_labels
 from episodes.packing import pack, unpack
 from episodes.sampler import WindowSampler
 from episodes.schema import CorruptEpisode, EpisodeError, InvalidEpisode, StoreFull
@@ -238,8 +238,8 @@ def test_a_label_and_its_file_are_on_the_disk_when_it_returns(tmp_path, monkeypa
     source, target = tmp_path / "source", tmp_path / "target"
     for folder in (source, target):
         folder.mkdir()
-    append_label(source, episode="A", key="note", value=1, author="ada")
-    append_label(source, episode="A", key="note", value=2, author="ada")
+    append_labels(source, episode="A", labels={"note": 1}, author="ada")
+    append_labels(source, episode="A", labels={"note": 2}, author="ada")
     append_changes(target, read_changes(source))
     assert synced == ["source", LABELS_NAME, LABELS_NAME, "target", LABELS_NAME, LABELS_NAME]
 
