@@ -21,6 +21,8 @@ from real_robot.corrections.attempt import actor_letters
 from real_robot.corrections.frames import encode_jpeg
 
 PAGE = 50  # episodes
+Outcome = Literal["any", "success", "failure"]
+Who = Literal["any", "corrected", "alone"]
 
 
 class NotFound(ValueError):
@@ -36,8 +38,8 @@ class Filter:
     """``task`` ""; any. ``who`` "corrected": a person drove in some steps. ``deleted``: only the deleted ones."""
 
     task: str = ""
-    outcome: Literal["any", "success", "failure"] = "any"
-    who: Literal["any", "corrected", "alone"] = "any"
+    outcome: Outcome = "any"
+    who: Who = "any"
     deleted: bool = False
 
 

@@ -176,6 +176,20 @@ def test_people_who_are_invited_have_names_of_their_own(running: CorrectionServe
     assert first.startswith("labeller ") and first.endswith(" invited by Anna")
 
 
+def test_words_that_are_none_of_the_allowed_ones_are_refused(running: CorrectionServer):
+    with EpisodeStore(running.folder / "episodes") as store:
+        id = store.add(make_episode())
+        origin, cookie = open_session(running.invite("Lars"))
+        for wrong in (f"/api/episodes/{id}/label/good", "/api/invite/owner"):
+            status, body = ask(running, wrong, method="POST", cookie=cookie, Origin=origin)
+            assert (status, b"Input should be " in body) == (422, True)
+        for wrong in ("outcome=good", "who=me"):
+            assert ask(running, f"/api/episodes?{wrong}", cookie=cookie)[0] == 422
+        assert ask(running, "/api/invite/owner", method="POST", Origin=origin)[0] == 401
+        assert store.history(id) == []
+        store.delete(id, author="the test")
+
+
 def test_wrong_cuts_are_refused_with_a_reason(running: CorrectionServer):
     with EpisodeStore(running.folder / "episodes") as store:
         id = store.add(make_episode(steps=8, every=2))
