@@ -5,17 +5,18 @@
     split          2 3 4 | 5 6 7 8      ID.2-5 ID.5-9 split = 5
 
 Labels count steps as recorded. A part has the labels of what it was split from, until it gets its own, and can be
-trimmed and split again. Cutting does not change whether an episode counts as a success; a label of a part does.
+trimmed and split again. Cutting does not change whether an episode counts as a success; a label of a part does, also
+an abort of what was labelled a success as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from episodes.overlays import SPLIT, SUCCESS, TRIM, Labels, LabelValue, recorded_id
+from episodes.overlays import ABORT, OUTCOME, SPLIT, SUCCESS, TRIM, Labels, LabelValue, recorded_id
 from episodes.packing import Arrays
 
 
@@ -52,17 +53,32 @@ def _parts(
     ends_as_labelled: bool,
 ) -> Iterator[Part]:
     given = labels.get(lineage[-1], {})
-    own, ends_as_labelled = {**inherited, **given}, ends_as_labelled or SUCCESS in given
+    own, ends_as_labelled = _own(inherited, given), ends_as_labelled or SUCCESS in given
     if TRIM in own:
         first, end = (int(step) for step in str(own[TRIM]).split("-"))
     at = int(own.get(SPLIT, first))
     if not first < at < end:
         yield Part(lineage=lineage, first=first, end=end, labels=own, ends_as_labelled=ends_as_labelled)
         return
-    passed_on = {key: value for key, value in own.items() if key not in (TRIM, SPLIT)}
     for begin, stop, ends in ((first, at, False), (at, end, ends_as_labelled)):
         part = (*lineage, f"{recorded_id(lineage[0])}.{begin}-{stop}")
-        yield from _parts(part, begin, stop, labels, inherited=passed_on, ends_as_labelled=ends)
+        yield from _parts(part, begin, stop, labels, inherited=own, ends_as_labelled=ends)
+
+
+def labels_of(lineage: Sequence[str], labels: Labels) -> dict[str, LabelValue]:
+    """Of the last of these ids, which begin with the recorded episode's; where it is split, what its parts inherit."""
+    own: dict[str, LabelValue] = {}
+    for id in lineage:
+        own = _own(own, labels.get(id, {}))
+    return own
+
+
+def _own(inherited: Mapping[str, LabelValue], given: Mapping[str, LabelValue]) -> dict[str, LabelValue]:
+    """A part that is aborted takes the place of a success of the whole."""
+    own = {key: value for key, value in inherited.items() if key not in (TRIM, SPLIT)} | dict(given)
+    if given.get(OUTCOME) == ABORT and SUCCESS not in given:
+        own.pop(SUCCESS, None)
+    return own
 
 
 def cut(arrays: Arrays, first: int, end: int) -> Arrays:

@@ -18,7 +18,7 @@ from episodes.catalog import Entry
 from episodes.cuts import parts_of
 from episodes.files import sync
 from episodes.layout import layout_of, store_layout
-from episodes.overlays import DELETED, RECORDING, Labels, append_changes, append_label, read_changes, read_labels
+from episodes.overlays import DELETED, RECORDING, Labels, append_changes, append_labels, read_changes, read_labels
 from episodes.schema import CorruptEpisode, EpisodeError, StoreFull, new_ulid
 from episodes.store import EpisodeStore
 from sims.errors import is_disk_full
@@ -134,7 +134,7 @@ def compact(path: str | Path) -> dict[str, Any]:
         unread = [entry for entry in store.entries() if store.file(entry.id) not in read]
         gone, recordings = {store.file(entry.id): entry.bytes for entry in unread}, store.recordings()
         for id in (entry.id for entry in unread if entry.id in recordings):
-            append_label(store.path, episode=id, key=RECORDING, value=recordings[id].hex(), author="data compact")
+            append_labels(store.path, episode=id, labels={RECORDING: recordings[id].hex()}, author="data compact")
         for file in gone:
             file.unlink(missing_ok=True)  # another one compacts it too
         sync(store.path)

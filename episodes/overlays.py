@@ -86,17 +86,15 @@ def outcome_of(labels: Mapping[str, LabelValue]) -> EpisodeOutcome | None:
     return "success" if labels.get(SUCCESS, True) else "failure"
 
 
-def append_label(folder: Path, *, episode: str, key: str, value: LabelValue | None, author: str) -> None:
-    """Append one label, synced to disk when it returns. Several processes may append at once."""
-    append_labels(folder, episode=episode, labels={key: value}, author=author)
-
-
 def append_labels(folder: Path, *, episode: str, labels: Mapping[str, LabelValue | None], author: str) -> None:
-    """As ``append_label`` for each, all of the same time."""
+    """All of the same time, synced to disk when it returns. Several processes may append at once. Raises StoreFull."""
     with _locked(folder) as file:
         now = _now(change for _, change in _changes(folder, of=episode))
-        for key, value in labels.items():
-            _append(file, LabelChange(episode=episode, key=key, value=value, author=author, time_s=now))
+        changes = (
+            LabelChange(episode=episode, key=key, value=value, author=author, time_s=now)
+            for key, value in labels.items()
+        )
+        _append(file, *changes)
 
 
 def append_changes(folder: Path, changes: Iterable[LabelChange]) -> None:
@@ -133,10 +131,11 @@ def _moved(change: LabelChange) -> LabelChange:
     return replace(change, undoes=None, undone=None)
 
 
-def undo_label(folder: Path, *, episode: str, author: str) -> LabelChange | None:
-    """Take back the last change of the episode's labels that still holds; returns that change, None if there is none.
+def undo_labels(folder: Path, *, episode: str, author: str) -> LabelChange | None:
+    """Take back the last change of the episode's labels that still holds, and all that were made together with it.
 
-    Called again it takes back the one before. The lines stay, with who undid them.
+    Returns the last of them, None if there is none. Called again it takes back what was changed before. The lines stay,
+    with who undid them.
     """
     if not (folder / LABELS_NAME).exists():
         return None
@@ -148,11 +147,23 @@ def undo_label(folder: Path, *, episode: str, author: str) -> LabelChange | None
         holding = [(i, change) for i, change in changes if change.undoes is None and i not in undone]
         if not holding:
             return None
-        number, last = holding.pop()
-        value = next((change.value for _, change in reversed(holding) if change.key == last.key), None)
+        last = holding[-1][1]
+        together = [(i, change) for i, change in holding if _press(change) == _press(last)]
+        before = {change.key: change.value for _, change in holding if _press(change) != _press(last)}
         now = _now(change for _, change in lines)
-        _append(file, LabelChange(episode=episode, key=last.key, value=value, author=author, time_s=now, undoes=number))
+        undos = [
+            LabelChange(
+                episode=episode, key=change.key, value=before.get(change.key), author=author, time_s=now, undoes=i
+            )
+            for i, change in reversed(together)
+        ]
+        _append(file, *undos)
     return last
+
+
+def _press(change: LabelChange) -> tuple[str, float]:
+    """The same of what ``append_labels`` changed together."""
+    return change.author, change.time_s
 
 
 def read_labels(folder: Path) -> tuple[Labels, int]:
@@ -197,12 +208,17 @@ def _locked(folder: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def _append(file: BinaryIO, change: LabelChange) -> None:
-    optional = ("undoes", "undone")
-    record = {name: value for name, value in asdict(change).items() if name not in optional or value is not None}
-    file.write((b"\n" if ends_within_line(file) else b"") + json.dumps(record).encode() + b"\n")
+def _append(file: BinaryIO, *changes: LabelChange) -> None:
+    lines = b"".join(_line(change) for change in changes)
+    file.write((b"\n" if ends_within_line(file) else b"") + lines)
     file.flush()
     os.fsync(file.fileno())
+
+
+def _line(change: LabelChange) -> bytes:
+    optional = ("undoes", "undone")
+    record = {name: value for name, value in asdict(change).items() if name not in optional or value is not None}
+    return json.dumps(record).encode() + b"\n"
 
 
 def _changes(folder: Path, *, of: str = "") -> Iterator[tuple[int, LabelChange | None]]:

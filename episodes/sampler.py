@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -73,8 +73,8 @@ class WindowSampler:
     episode that is at least so many steps before the window's, or its first one. ``actors``: only windows that begin
     under one of these (``("human",)`` learns from corrections alone). ``pre_intervention_steps``: so many of a policy's
     steps before a person takes over are not the policy's, but of the actor ``PRE_INTERVENTION`` (Liu et al. 2022,
-    Sirius). Raises EpisodeError if nothing matches or if episodes
-    differ in shape or control rate, CorruptEpisode if a file is damaged.
+    Sirius), also where the episode is cut in between. Raises EpisodeError if nothing matches or if episodes differ in
+    shape or control rate, CorruptEpisode if a file is damaged.
     """
 
     def __init__(
@@ -157,8 +157,8 @@ class WindowSampler:
         ):
             if got != expected:
                 raise EpisodeError(f"{file}: {name} {got}, but {expected} expected; select episodes of one robot")
-        state, action, actor, at = (np.array(arrays[n]) for n in ("state", "action", "actor", "observation_steps"))
-        return state, action, mark_pre_intervention(actor, self._pre_intervention_steps), at
+        state, action, at = (np.array(arrays[name]) for name in ("state", "action", "observation_steps"))
+        return state, action, _kinds(store, entry, self._pre_intervention_steps), at
 
     def __len__(self) -> int:
         """Windows in an epoch."""
@@ -261,6 +261,13 @@ def mark_pre_intervention(actor: UInt8[np.ndarray, " T"], steps: int) -> UInt8[n
     return kind
 
 
+def _kinds(store: EpisodeStore, entry: Entry, steps: int) -> UInt8[np.ndarray, " T"]:
+    """``mark_pre_intervention`` of an episode; where it is cut, a person may begin behind its end."""
+    recorded = np.array(store.map(replace(entry, span=None))["actor"])
+    kinds = mark_pre_intervention(recorded, steps)
+    return kinds if entry.span is None else kinds[slice(*entry.span)]
+
+
 def count_windows(
     store: EpisodeStore,
     *,
@@ -271,8 +278,7 @@ def count_windows(
     """Windows that a ``WindowSampler`` of these arguments has; 0 where it would refuse."""
     codes, count = [KINDS.index(actor) for actor in actors], 0
     for entry in store.select(where):
-        arrays = store.map(entry)
-        kind = mark_pre_intervention(np.array(arrays["actor"]), pre_intervention_steps)
-        observed = np.array(arrays["observation_steps"])
+        kind = _kinds(store, entry, pre_intervention_steps)
+        observed = np.array(store.map(entry)["observation_steps"])
         count += int(np.isin(kind[observed[observed < len(kind)]], codes).sum())
     return count

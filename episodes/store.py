@@ -17,14 +17,14 @@ import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from episodes.archive import map_arrays, read_directory, verify_archive, write_archive
 from episodes.catalog import CATALOG_NAME, Catalog, Entry, delete_catalog, make_entry, read_entry
-from episodes.cuts import Part, cut, parts_of
+from episodes.cuts import Part, cut, labels_of, parts_of
 from episodes.files import sync
 from episodes.overlays import (
     DELETED,
@@ -34,12 +34,12 @@ from episodes.overlays import (
     LabelChange,
     Labels,
     LabelValue,
-    append_label,
+    append_labels,
     is_success,
     read_history,
     read_labels,
     recorded_id,
-    undo_label,
+    undo_labels,
 )
 from episodes.packing import Arrays, pack, recording_digest, unpack
 from episodes.schema import ACTORS, HUMAN, CorruptEpisode, Episode, EpisodeError, StoreFull, validate
@@ -171,8 +171,12 @@ class EpisodeStore:
 
         EpisodeError for an unknown id.
         """
+        self.label_together(id, {key: value}, author=author)
+
+    def label_together(self, id: str, labels: Mapping[str, LabelValue | None], *, author: str) -> None:
+        """As ``label`` for each, at one press: one ``undo`` takes all of them back."""
         self._lineage(id)
-        append_label(self.path, episode=id, key=key, value=value, author=author)
+        append_labels(self.path, episode=id, labels=labels, author=author)
 
     def trim(self, id: str, first: int, end: int, *, author: str) -> None:
         """From now on only control steps ``first`` .. ``end - 1`` are read, by everything that reads this store.
@@ -205,12 +209,12 @@ class EpisodeStore:
         return entry.first
 
     def undo(self, id: str, *, author: str) -> LabelChange | None:
-        """Take back the last label, deletion or cut of the episode that still holds; None if there is none.
+        """Take back the last label, deletion or cut of the episode that still holds, and all that was labelled with it.
 
-        Where a part has none of its own, the last of what it was split from, in the end the split itself. EpisodeError
-        for an unknown id.
+        Returns the last of these, None if there is none. Where a part has none of its own, it is the last of what it
+        was split from, in the end the split itself. EpisodeError for an unknown id.
         """
-        undone = (undo_label(self.path, episode=one, author=author) for one in reversed(self._lineage(id)))
+        undone = (undo_labels(self.path, episode=one, author=author) for one in reversed(self._lineage(id)))
         return next((change for change in undone if change is not None), None)
 
     def history(self, id: str) -> list[LabelChange]:
@@ -266,8 +270,11 @@ class EpisodeStore:
         return self._cut(self._recorded(id), within[0])
 
     def labels(self, id: str) -> dict[str, LabelValue]:
-        """Of the episode; of a part also those of what it was split from, where it has none of its own."""
-        return next((part.labels for part in self._parts(id) if part.id == id), {})
+        """Of the episode; of a part also those of what it was split from, where it has none of its own.
+
+        EpisodeError for an unknown id.
+        """
+        return labels_of(self._lineage(id), self._labels())
 
     def read(self, id: str) -> Episode:
         """The episode; its arrays are views of a private memory map. Raises CorruptEpisode if the file is damaged."""

@@ -170,6 +170,10 @@ class Policy(OnDevice, ABC, Generic[C, T]):
         """The memory after ``obs`` [B], the observation of an earlier decision, where its context is not needed."""
         return self.encode(obs, state)[1]
 
+    def forget_plan(self, state: TensorDataclass) -> TensorDataclass:
+        """The memory after somebody else has acted: what was planned is void. ``state`` itself if nothing is ever."""
+        return state
+
     @abstractmethod
     def sample(self, context: C, generator: torch.Generator) -> ActionSample:
         """Explore: an action chunk and what scores it again. Builds no graph.

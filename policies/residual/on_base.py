@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from policies.device import Precision
+from policies.device import Precision, make_generator
 from policies.normalizer import Normalizer
 from policies.policy import C, Policy, T
 from sims.tensor_dataclass import TensorDataclass
-from sims.vector_env import Observation
+from sims.vector_env import MIN_INSTRUCTION_BYTES, Observation
 
 
 class OnBase(Policy[C, T]):
@@ -71,3 +71,23 @@ class InBaseContext(OnBase[C, T]):
 
     def value_features(self, context: Any) -> Float[Tensor, "B value_dim"]:
         return self.base.value_features(context)
+
+
+def context_of_zeros(policy: Policy) -> TensorDataclass:
+    """Of one observation."""
+    robot, device = policy.spec.robot, policy.device
+    obs = Observation(
+        images=torch.zeros(1, len(robot.cameras), *robot.image_size, 3, dtype=torch.uint8, device=device),
+        state=torch.zeros(1, robot.state_dim, device=device),
+        instruction=torch.zeros(1, MIN_INSTRUCTION_BYTES, dtype=torch.uint8, device=device),
+    )
+    context: TensorDataclass = policy.encode(obs, policy.initial_state(1))[0]
+    return context
+
+
+@torch.no_grad()
+def acts_without_noise(policy: Policy) -> bool:
+    """Whether its chunk is the same whatever the noise."""
+    context, generator = context_of_zeros(policy), make_generator(policy.device, 0)
+    first, second = (policy.act(context, generator) for _ in range(2))
+    return torch.equal(first, second)

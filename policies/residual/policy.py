@@ -42,7 +42,7 @@ from policies.normalizer import Normalizer, normalizer_of
 from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, is_trained, keep_committed, masked_mean
 from policies.registry import POLICIES, PolicyConfig, build_policy
 from policies.residual.network import LEAST_SPREAD, TRUNK_WIDTH, is_unscaled, mlp, trunk
-from policies.residual.on_base import OnBase
+from policies.residual.on_base import OnBase, acts_without_noise
 from sims.errors import UserError
 from sims.numbers.ranges import Interval, PositiveFloat, Width
 from sims.tensor_dataclass import TensorDataclass
@@ -191,8 +191,9 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
 
     def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
         """Of the states that the residual's own encoder reads and of its corrections; the base keeps its scales."""
-        if not self.acts_in_noise:  # noise has the scale that it has
-            self.normalizer.fit(state, action)
+        if self.acts_in_noise:  # it has the scale that it has
+            action = action.new_zeros(1, self.critic_action_shape[1])
+        self.normalizer.fit(state, action)
 
     def features_are_unscaled(self) -> bool:
         """Whether ``fit_features`` has measured nothing yet."""
@@ -218,8 +219,16 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
     @property
     def remembers_decisions(self) -> bool:
         """The base does, or what is left of its chunk is used later."""
-        goes_on = self.residual_config.around == "base" and self.spec.action_horizon < self.base.spec.action_horizon
-        return goes_on or self.base.remembers_decisions
+        return self._plans_ahead or self.base.remembers_decisions
+
+    @property
+    def _plans_ahead(self) -> bool:
+        return self.residual_config.around == "base" and self.spec.action_horizon < self.base.spec.action_horizon
+
+    def forget_plan(self, state: TensorDataclass) -> TensorDataclass:
+        """What is left of the base's chunk is not used: it plans anew from the next observation."""
+        assert isinstance(state, BasePlan)
+        return replace(state, used=self.initial_state(len(state)).used) if self._plans_ahead else state
 
     def encode(self, obs: Observation, state: TensorDataclass) -> tuple[ResidualContext, BasePlan]:
         """Where its chunk is used up, the base observes and plans; only then its own memory moves on."""
@@ -401,7 +410,8 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
 def residual_on(base: Policy[Any, Any], config: ResidualConfig) -> ResidualPolicy:
     """A residual that starts at zero on a copy of ``base``, on its device, from torch's global random state.
 
-    UserError where ``base`` has a residual already, or chooses among samples.
+    UserError where ``base`` has a residual already, or chooses among samples, or acts without the noise that is to be
+    chosen.
     """
     if isinstance(base, ResidualPolicy):
         raise UserError("the policy has a residual already, which goes on learning: leave start.residual out")
@@ -410,9 +420,16 @@ def residual_on(base: Policy[Any, Any], config: ResidualConfig) -> ResidualPolic
     policy = ResidualPolicy(ResidualPolicyConfig(base=base.config, residual=config), base.spec.robot).to(base.device)
     policy.base.load_state_dict(base.state_dict())
     policy.precision = base.precision
+    if policy.acts_in_noise and acts_without_noise(policy.base):
+        raise UserError(
+            "residual.around noise chooses the noise that the policy acts from, but it acts without noise: start from "
+            "a flow or diffusion policy with start.policy.initial_noise above 0"
+        )
     scales = normalizer_of(base)
-    if scales is not None and not policy.acts_in_noise:
-        policy.normalizer.load_state_dict(scales.state_dict())
+    if scales is not None:
+        policy.normalizer.set_scale("state", scales.state_mean, scales.state_std)
+        if not policy.acts_in_noise:
+            policy.normalizer.set_scale("action", scales.action_center, scales.action_scale)
     return policy.eval()
 
 

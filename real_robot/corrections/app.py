@@ -12,10 +12,11 @@ from fastapi.responses import FileResponse, PlainTextResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from episodes.overlays import OutcomeLabel
 from episodes.schema import EpisodeError
 from real_robot.corrections.access import SESSION_LIFE_S, Access, Origins, Person, Role
 from real_robot.corrections.audit import AuditLog
-from real_robot.corrections.browsing import EpisodeBrowser, Filter, NotFound
+from real_robot.corrections.browsing import CutMeanwhile, EpisodeBrowser, Filter, NotFound, Outcome, Who
 from real_robot.corrections.connections import serve_control, serve_frames, serve_session
 from real_robot.corrections.robot_thread import RobotThread
 from real_robot.corrections.success_classifier import ClassifierFits, FitUnderWay
@@ -158,12 +159,9 @@ def _add_episodes(app: FastAPI, access: Access, browser: EpisodeBrowser, robot: 
 
     @app.get("/api/episodes", dependencies=[viewer])
     def episodes(
-        task: str = "", outcome: str = "any", who: str = "any", deleted: bool = False, first: int = 0
+        task: str = "", outcome: Outcome = "any", who: Who = "any", deleted: bool = False, first: int = 0
     ) -> dict[str, Any]:
-        if outcome not in ("any", "success", "failure") or who not in ("any", "corrected", "alone"):
-            raise HTTPException(422, "outcome is any, success or failure; who is any, corrected or alone")
-        wanted = Filter(task=task, outcome=outcome, who=who, deleted=deleted)  # type: ignore[arg-type]
-        return browser.list(wanted, first=first)
+        return browser.list(Filter(task=task, outcome=outcome, who=who, deleted=deleted), first=first)
 
     @app.get("/api/episodes/{id}", dependencies=[viewer])
     def episode(id: str) -> dict[str, Any]:
@@ -179,16 +177,16 @@ def _add_episodes(app: FastAPI, access: Access, browser: EpisodeBrowser, robot: 
         return browser.read(id)
 
     @app.post("/api/episodes/{id}/label/{outcome}")
-    def label(id: str, outcome: str, person: Person = labeller) -> dict[str, Any]:
-        if outcome not in ("success", "failure", "abort"):
-            raise HTTPException(422, "a label is success, failure or abort")
-        browser.label(id, outcome, person=person.name)  # type: ignore[arg-type]
+    def label(id: str, outcome: OutcomeLabel, person: Person = labeller) -> dict[str, Any]:
+        browser.label(id, outcome, person=person.name)
         audit.write("relabelled", person=person.name, episode=id, outcome=outcome)
         return changed(id)
 
     @app.post("/api/episodes/{id}/success_from")
-    def success_from(id: str, step: Annotated[int, Query(ge=1)], person: Person = labeller) -> dict[str, Any]:
-        browser.success_from(id, step, person=person.name)
+    def success_from(
+        id: str, step: Annotated[int, Query(ge=1)], shown: str | None = None, person: Person = labeller
+    ) -> dict[str, Any]:
+        browser.success_from(id, step, person=person.name, shown=shown)
         audit.write("relabelled", person=person.name, episode=id, success_from=step)
         return changed(id)
 
@@ -212,15 +210,19 @@ def _add_cuts(app: FastAPI, access: Access, browser: EpisodeBrowser, audit: Audi
     async def unusable(request: Request, error: Exception) -> Response:
         return PlainTextResponse(f"{error}\n", status_code=422)
 
+    @app.exception_handler(CutMeanwhile)
+    async def cut_meanwhile(request: Request, error: Exception) -> Response:
+        return PlainTextResponse(f"{error}\n", status_code=409)
+
     @app.post("/api/episodes/{id}/trim")
-    def trim(id: str, first: int, end: int, person: Person = labeller) -> dict[str, Any]:
-        browser.trim(id, first, end, person=person.name)
+    def trim(id: str, first: int, end: int, shown: str | None = None, person: Person = labeller) -> dict[str, Any]:
+        browser.trim(id, first, end, person=person.name, shown=shown)
         audit.write("trimmed", person=person.name, episode=id, first=first, end=end)
         return browser.read(id)
 
     @app.post("/api/episodes/{id}/split")
-    def split(id: str, at: int, person: Person = labeller) -> dict[str, Any]:
-        part = browser.split(id, at, person=person.name)
+    def split(id: str, at: int, shown: str | None = None, person: Person = labeller) -> dict[str, Any]:
+        part = browser.split(id, at, person=person.name, shown=shown)
         audit.write("split", person=person.name, episode=id, at=at)
         return browser.read(part)
 
@@ -258,11 +260,9 @@ def _add_policy(app: FastAPI, access: Access, robot: RobotThread, origins: Origi
         return {"done": done, "versions": versions.summary()}
 
     @app.post("/api/invite/{role}")
-    def invite(role: str, person: Person = operator) -> dict[str, str]:
+    def invite(role: Role, person: Person = operator) -> dict[str, str]:
         """The address for one more browser, which works once."""
-        if role not in ("viewer", "labeller", "operator"):
-            raise HTTPException(422, "a role is viewer, labeller or operator")
         name = f"{role} {next(numbers)} invited by {person.name}"
-        token = access.invite(name, role)  # type: ignore[arg-type]
+        token = access.invite(name, role)
         audit.write("invited", person=person.name, role=role, name=name)
         return {"address": f"{origins.origins[0]}/?token={token}"}

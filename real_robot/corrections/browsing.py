@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +19,18 @@ from episodes.schema import ACTORS, HUMAN, CorruptEpisode, EpisodeError
 from episodes.store import EpisodeStore
 from real_robot.corrections.attempt import actor_letters
 from real_robot.corrections.frames import encode_jpeg
-from real_robot.corrections.labels import label_together, undo_together
 
 PAGE = 50  # episodes
+Outcome = Literal["any", "success", "failure"]
+Who = Literal["any", "corrected", "alone"]
 
 
 class NotFound(ValueError):
     """There is no such episode, camera or frame."""
+
+
+class CutMeanwhile(ValueError):
+    """Somebody has cut the episode since it was shown: its steps are counted from another one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,16 +38,21 @@ class Filter:
     """``task`` ""; any. ``who`` "corrected": a person drove in some steps. ``deleted``: only the deleted ones."""
 
     task: str = ""
-    outcome: Literal["any", "success", "failure"] = "any"
-    who: Literal["any", "corrected", "alone"] = "any"
+    outcome: Outcome = "any"
+    who: Who = "any"
     deleted: bool = False
 
 
 class EpisodeBrowser:
-    """Opens the store for each answer, so that episodes of other processes appear. Thread-safe."""
+    """Opens the store for each answer, so that episodes of other processes appear. Thread-safe.
+
+    ``shown``: the recorded steps FIRST-END that a person sees, to whom a step is of these. CutMeanwhile if the episode
+    has others now.
+    """
 
     def __init__(self, path: Path, *, jpeg_quality: int) -> None:
         self._path, self._quality = path, jpeg_quality
+        self._changing = threading.Lock()
         self._persons: dict[tuple[str, tuple[int, int] | None], tuple[float, int]] = {}  # by id and span
 
     def list(self, wanted: Filter, *, first: int = 0) -> dict[str, Any]:
@@ -91,13 +102,13 @@ class EpisodeBrowser:
         def write(store: EpisodeStore) -> None:
             if outcome == ABORT:
                 labels = {OUTCOME: outcome, **({SUCCESS: None} if SUCCESS in store.labels(id) else {})}
-                label_together(store, id, labels, author=person)
+                store.label_together(id, labels, author=person)
             else:
                 store.label(id, SUCCESS, outcome == "success", author=person)
 
         self._change(id, write)
 
-    def success_from(self, id: str, step: int, *, person: str) -> None:
+    def success_from(self, id: str, step: int, *, person: str, shown: str | None = None) -> None:
         """A success from control step ``step`` of the episode on, as it is shown: a label for the classifier.
 
         EpisodeError where it has no such step.
@@ -109,27 +120,27 @@ class EpisodeBrowser:
                 raise EpisodeError(f"the episode has {entry.steps} steps: its success cannot begin at step {step}")
             begin = {SUCCESS_FROM: step + entry.first}
             labelled = is_success({**store.labels(id), **begin}, entry.success)
-            label_together(store, id, begin if labelled else {**begin, SUCCESS: True}, author=person)
+            store.label_together(id, begin if labelled else {**begin, SUCCESS: True}, author=person)
 
-        self._change(id, write)
+        self._change(id, write, shown=shown)
 
     def delete(self, id: str, *, person: str) -> None:
         self._change(id, lambda store: store.delete(id, author=person))
 
-    def trim(self, id: str, first: int, end: int, *, person: str) -> None:
+    def trim(self, id: str, first: int, end: int, *, person: str, shown: str | None = None) -> None:
         """Keep control steps ``first`` .. ``end - 1``. Raises EpisodeError where it cannot be cut."""
-        self._change(id, lambda store: store.trim(id, first, end, author=person))
+        self._change(id, lambda store: store.trim(id, first, end, author=person), shown=shown)
 
-    def split(self, id: str, at: int, *, person: str) -> str:
+    def split(self, id: str, at: int, *, person: str, shown: str | None = None) -> str:
         """The id of the part that begins at ``at``. Raises EpisodeError where it cannot be cut."""
-        parts: tuple[str, str] = self._change(id, lambda store: store.split(id, at, author=person))
+        parts: tuple[str, str] = self._change(id, lambda store: store.split(id, at, author=person), shown=shown)
         return parts[1]
 
     def undo(self, id: str, *, person: str) -> tuple[str | None, str]:
         """The key of the label that was taken back, and the episode's id, which is another where a split was undone."""
 
         def undo(store: EpisodeStore) -> tuple[str | None, str]:
-            change = undo_together(store, id, author=person)
+            change = store.undo(id, author=person)
             if change is None:
                 return None, id
             return change.key, change.episode if change.key == SPLIT else id
@@ -137,9 +148,11 @@ class EpisodeBrowser:
         undone: tuple[str | None, str] = self._change(id, undo)
         return undone
 
-    def _change(self, id: str, do: Callable[[EpisodeStore], Any]) -> Any:
-        with EpisodeStore(self._path) as store:
-            self._find(store, id)
+    def _change(self, id: str, do: Callable[[EpisodeStore], Any], *, shown: str | None = None) -> Any:
+        with self._changing, EpisodeStore(self._path) as store:
+            entry, _ = self._find(store, id)
+            if shown not in (None, f"{entry.first}-{entry.first + entry.steps}"):
+                raise CutMeanwhile("somebody has cut this episode meanwhile; nothing was changed, look at it again")
             return do(store)
 
     def _find(self, store: EpisodeStore, id: str) -> tuple[Entry, dict[str, Any]]:

@@ -23,19 +23,11 @@ class Proposals:
         self._env, self._arm, self._execute_steps = env, arm, execute_steps
         self.plan = Plan(env.spec.action_dim)
 
-    def check(self, backend: ChunkBackend) -> None:
-        """UserError where ``execute_steps`` does not fit a policy that remembers its decisions."""
-        horizon = backend.hello.action_horizon
-        if backend.remembers_decisions and (self._execute_steps or horizon) < horizon:
-            raise UserError(
-                f"control.execute_steps is {self._execute_steps}, but the policy remembers its decisions, which were "
-                f"{horizon} control steps apart in its training: leave it out"
-            )
-
     def begin(self, attempt: Attempt, backend: ChunkBackend, memory: TensorDataclass) -> None:
         """The environment stands before step ``attempt.length``, at rest; ``memory``: of the policy."""
         self._attempt, self._backend, self.memory = attempt, backend, memory
         self._observed_at, self._ahead = -1, 0
+        self._asked_at, self._before = -1, memory
         self.plan.drop(attempt.length)
 
     @property
@@ -60,11 +52,25 @@ class Proposals:
                 delay=0,
                 execute_steps=self.execute_steps,
             )
-            chunk, self.memory = self._backend.act(request, self.memory)
+            chunk, after = self._backend.act(request, self.memory)
+            self._asked_at, self._before, self.memory = at, self.memory, after
             self.plan.add(
                 chunk, at, ahead=self._ahead, execute_steps=request.execute_steps, ask_steps=self._arm.ask_steps
             )
         return self.plan.action(at)
+
+    def plan_anew(self, *, keep: bool) -> None:
+        """The next chunk follows from what is seen now alone, not from what was planned while others acted.
+
+        ``keep``: unless the one that begins now does already.
+        """
+        at = self._attempt.length
+        memory = self._before if self._asked_at == at else self.memory
+        void = self._backend.forget_plan(memory)
+        if keep and void is memory and self.plan.begins == at and not self.plan.due(at):
+            return
+        self.memory = void
+        self.plan.drop(at)
 
     def observe(self) -> None:
         """If what was observed last is older than the last step. Raises UnreadableImages."""
@@ -82,3 +88,13 @@ class Proposals:
     def forget_observation(self) -> None:
         """A real scene may change."""
         self._observed_at = -1
+
+
+def check_execute_steps(backend: ChunkBackend, execute_steps: int | None) -> None:
+    """UserError where it does not fit a policy that remembers its decisions."""
+    horizon = backend.hello.action_horizon
+    if backend.remembers_decisions and execute_steps not in (None, horizon):
+        raise UserError(
+            f"control.execute_steps is {execute_steps}, but the policy remembers its decisions, which were "
+            f"{horizon} control steps apart in its training: leave it out"
+        )

@@ -44,7 +44,7 @@ class RobotThread:
         self._changed = threading.Condition()  # guards what follows
         self._input, self._input_s, self._input_token = RELEASED, 0.0, -1
         self._read = RELEASED  # the input of the last step
-        self._arrived: list[RawInput] = []
+        self._arrived: list[tuple[int, RawInput]] = []  # each with the token under which it came
         self.states: Published[dict[str, Any]] = Published({})
         self.failure: BaseException | None = None
         self._closing = False
@@ -70,7 +70,7 @@ class RobotThread:
         with self._changed:
             self._input, self._input_s = replace(raw, arrived_s=time.time()), time.monotonic()
             self._input_token = token
-            self._arrived.append(raw)
+            self._arrived.append((token, raw))
             self._changed.notify_all()
         return True
 
@@ -171,8 +171,9 @@ class RobotThread:
         holder = self.lease.holder
         if holder is None or holder.token != token:
             return None
-        for raw in arrived:
-            self.session.human.receive(raw)
+        for under, raw in arrived:
+            if under == token:
+                self.session.human.receive(raw)
         return newest if fresh else None
 
     def _stop_waiting(self) -> bool:

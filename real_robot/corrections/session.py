@@ -30,8 +30,7 @@ from real_robot.corrections.attempt import Attempt, ExecutedStep, Snapshot
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.handover import Handover
 from real_robot.corrections.human_input import RELEASED, Action, HumanInput, RawInput
-from real_robot.corrections.labels import label_together
-from real_robot.corrections.proposals import Proposals
+from real_robot.corrections.proposals import Proposals, check_execute_steps
 from real_robot.corrections.settings import ControlSettings
 from real_robot.corrections.simulated_arm import SimulatedArm
 from real_robot.images import UnreadableImages
@@ -93,7 +92,7 @@ class CorrectionSession:
         self.reason, self.outcome = "", ""
         self.paused = ""  # why no episode may begin, if so
         self.number = 0  # of the episode since the start
-        self._proposals.check(versions.current)
+        check_execute_steps(versions.current, settings.execute_steps)
         self.last_episode: str | None = None  # id in the store
         self.next_episode(person="the server", drive=True)
 
@@ -132,9 +131,8 @@ class CorrectionSession:
         if step < self.attempt.length and self.mode != "ended":
             self._commit()
         if self.mode == "ended" and self.last_episode is not None:
-            self.store.label(self.last_episode, REWOUND_AT, step, author=person)
-            if SUCCESS in self.store.labels(self.last_episode):
-                self.store.label(self.last_episode, SUCCESS, None, author=person)
+            success = {SUCCESS: None} if SUCCESS in self.store.labels(self.last_episode) else {}
+            self.store.label_together(self.last_episode, {REWOUND_AT: step, **success}, author=person)
             self.count_outcome(self.last_episode)
         taken_up = step if self.mode == "ended" else self.attempt.taken_up
         snapshot = self.attempt.snapshots[step]
@@ -153,7 +151,7 @@ class CorrectionSession:
             success = None if outcome == ABORT else outcome == "success"
             changes = success != self.store.labels(self.last_episode).get(SUCCESS)
             labels = {OUTCOME: outcome, **({SUCCESS: success} if changes else {})}
-            label_together(self.store, self.last_episode, labels, author=person)
+            self.store.label_together(self.last_episode, labels, author=person)
             self.count_outcome(self.last_episode)
         self.outcome = outcome
         self._audit.write("labelled", person=person, outcome=outcome, episode=self.last_episode)
@@ -249,8 +247,7 @@ class CorrectionSession:
         """To the policy, which plans anew from what it sees now."""
         self._refuse_to_move()
         if self.mode != "policy":
-            if self.plan.begins != self.attempt.length:
-                self.plan.drop(self.attempt.length)
+            self._proposals.plan_anew(keep=True)
             self._audit.write("policy drives", person=person, step=self.attempt.length)
         self.mode, self.reason = "policy", ""
 
@@ -283,7 +280,7 @@ class CorrectionSession:
         if not 0 < len(text.strip()) <= MAX_INSTRUCTION or not text.isprintable():
             raise Refused(f"an instruction is one line of 1 to {MAX_INSTRUCTION} characters")
         self.attempt.instruction = text.strip()
-        self.plan.drop(self.attempt.length)
+        self._proposals.plan_anew(keep=False)
         self._audit.write("instruction", person=person, text=text.strip())
 
     # -- steps ------------------------------------------------------------------------------------------------------

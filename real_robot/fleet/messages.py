@@ -91,7 +91,7 @@ def report_of(state: dict[str, Any], *, instance: str, version: str, undelivered
         reason=state["reason"][:200],
         task=state["task"][:200],
         episode=state["episode"],
-        person=state["holder"],
+        person=state["holder"] and state["holder"][:100],
         version=version,
         episodes=newest["episodes"],
         success=newest["success"],

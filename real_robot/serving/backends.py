@@ -44,6 +44,10 @@ class ChunkBackend(ABC):
     def initial_state(self) -> TensorDataclass:
         """The policy's memory at the start of an episode, for one robot."""
 
+    def forget_plan(self, state: TensorDataclass) -> TensorDataclass:
+        """As of ``Policy``."""
+        return state
+
     @abstractmethod
     def compute_chunk(
         self,
@@ -147,6 +151,9 @@ class PolicyBackend(ChunkBackend):
 
     def initial_state(self) -> TensorDataclass:
         return self._policy.initial_state(1)
+
+    def forget_plan(self, state: TensorDataclass) -> TensorDataclass:
+        return self._policy.forget_plan(state)
 
     @torch.no_grad()
     def compute_chunk(

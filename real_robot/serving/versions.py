@@ -82,7 +82,7 @@ class Versions:
     now. Thread-safe.
 
     ``rolled_back``: before this start. ``record``: called with the fingerprints of one that is rolled back
-    now and of the one that serves instead.
+    now and of the one that serves instead. ``same_horizon``: clients rely on the length of the chunks.
     """
 
     def __init__(
@@ -92,10 +92,12 @@ class Versions:
         rule: RollbackRule | None = None,
         rolled_back: Iterable[str] = (),
         record: Callable[[str, str], None] = lambda failed, before: None,
+        same_horizon: bool = True,
     ) -> None:
         self.rule = rule or RollbackRule()
         self.rolled_back = dict.fromkeys(rolled_back, "in an earlier run")  # and why
         self._record = record
+        self._same_horizon = same_horizon
         self._versions = [self._version(first)]
         self._lock = threading.Lock()
 
@@ -129,7 +131,8 @@ class Versions:
         with self._lock:
             old = self._versions[-1].backend.hello
             self.check(new.fingerprint)
-            if replace(new, fingerprint="", max_prefix=0) != replace(old, fingerprint="", max_prefix=0):
+            horizon = old.action_horizon if self._same_horizon else new.action_horizon
+            if new != replace(old, fingerprint=new.fingerprint, max_prefix=new.max_prefix, action_horizon=horizon):
                 raise ValueError(f"version {new.fingerprint[:12]} is for another robot: {new} instead of {old}")
             known = [version for version in self._versions if version.fingerprint == new.fingerprint]
             others = [version for version in self._versions if version.fingerprint != new.fingerprint]
@@ -230,10 +233,13 @@ class Versions:
         return Version(backend, deque(maxlen=self.rule.window))
 
 
-def follow(bundle: Path, load: Callable[[Path], ChunkBackend], *, restore: bool) -> tuple[Versions, BundleWatcher]:
+def follow(
+    bundle: Path, load: Callable[[Path], ChunkBackend], *, restore: bool, same_horizon: bool = True
+) -> tuple[Versions, BundleWatcher]:
     """The versions of ``bundle``, and what offers each one that replaces it. What is rolled back is kept beside it.
 
     ``restore``: as of ``PublishedVersions``; without it the versions are served also where nothing can be written.
+    ``same_horizon``: as of ``Versions``.
     """
     try:
         published = PublishedVersions(bundle, restore=restore)
@@ -242,7 +248,7 @@ def follow(bundle: Path, load: Callable[[Path], ChunkBackend], *, restore: bool)
         if restore:
             raise
         print(f"a restart forgets roll-backs: {error.filename}: {reason(error)}", file=sys.stderr)
-        versions = Versions(load(bundle))
+        versions = Versions(load(bundle), same_horizon=same_horizon)
         return versions, BundleWatcher(versions, bundle, load)
 
     def load_version(sha256: str) -> ChunkBackend:
@@ -253,7 +259,7 @@ def follow(bundle: Path, load: Callable[[Path], ChunkBackend], *, restore: bool)
     there = read_bundle_info(bundle).sha256
     if failed := there in published.rolled_back:
         print(f"{bundle} is version {there[:12]}, which was rolled back: serving {newest[:12]}", file=sys.stderr)
-    versions = _open_versions(published, load_version)
+    versions = _open_versions(published, load_version, same_horizon=same_horizon)
 
     def load_newest(bundle: Path) -> ChunkBackend:
         return load_version(published.newest(in_use=versions.kept))
@@ -261,14 +267,16 @@ def follow(bundle: Path, load: Callable[[Path], ChunkBackend], *, restore: bool)
     return versions, BundleWatcher(versions, bundle, load_newest, tried=there if failed else "")
 
 
-def _open_versions(published: PublishedVersions, load: Callable[[str], ChunkBackend]) -> Versions:
+def _open_versions(
+    published: PublishedVersions, load: Callable[[str], ChunkBackend], *, same_horizon: bool
+) -> Versions:
     """The newest version, and the one before it, to go back to; ``load``: a version of this SHA-256.
 
     What is rolled back is recorded in ``published``. One before that cannot be loaded is only reported.
     """
     newest = published.newest()
     serving = load(newest)
-    start = partial(Versions, rolled_back=published.rolled_back, record=published.drop)
+    start = partial(Versions, rolled_back=published.rolled_back, record=published.drop, same_horizon=same_horizon)
     if (before := published.before(newest)) is not None:
         try:
             versions = start(load(before))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,12 @@ def session(folder: Path, *, sim: TabletopConfig = SIM, **control: Any) -> Itera
     """Without a network: ticks are called by the test."""
     if not (folder / "given").exists():
         write_bundle(folder / "given")
-    env = TabletopEnv(sim)
-    audit = AuditLog(folder / "audit.jsonl")
     starts = StartSequence("train", seed=0, num_tasks=len(sim.tasks))
-    with EpisodeStore(folder / "episodes", create=True) as store:
+    with (
+        closing(TabletopEnv(sim)) as env,
+        closing(AuditLog(folder / "audit.jsonl")) as audit,
+        EpisodeStore(folder / "episodes", create=True) as store,
+    ):
         yield CorrectionSession(
             env,
             Versions(load_backend(folder / "given")),
@@ -72,5 +74,3 @@ def session(folder: Path, *, sim: TabletopConfig = SIM, **control: Any) -> Itera
             split="train",
             audit=audit,
         )
-    audit.close()
-    env.close()

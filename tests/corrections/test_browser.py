@@ -188,6 +188,29 @@ def test_an_episode_is_trimmed_and_split_on_its_timeline(open_page: Callable[...
         store.delete(id, author="the test")
 
 
+def test_an_episode_that_somebody_cuts_meanwhile_is_shown_anew_and_not_cut_elsewhere(
+    open_page: Callable[..., Page], running: CorrectionServer
+):
+    with EpisodeStore(running.folder / "episodes") as store:
+        id = store.add(make_episode(steps=9, task="two cut"))
+        page = open_page("Ann")
+        list_episodes(page, "two cut")
+        page.select_option("#f-task", "two cut")
+        wait_until(page, "document.getElementById('count').textContent === '1 episodes'")
+        page.click("#list tbody tr:first-child button")
+        page.wait_for_selector("#detail:not([hidden])")
+        page.fill("#d-step", "6")
+        store.trim(id, 3, 9, author="Ben")
+        page.click("#d-end")
+        wait_until(page, "document.getElementById('d-facts').textContent.includes('3 to 9 of 9 steps')")
+        assert "somebody has cut this episode meanwhile" in (page.text_content("#problem") or "")
+        assert store.labels(id) == {"trim": "3-9"}
+        page.fill("#d-step", "4")
+        page.click("#d-end")
+        wait_until(page, "document.getElementById('d-facts').textContent.includes('3 to 7 of 9 steps')")
+        store.delete(id, author="the test")
+
+
 def test_a_label_never_reaches_the_episode_shown_before(open_page: Callable[..., Page], running: CorrectionServer):
     """However late the answers come: here the label's, then that of the episode opened next."""
     with EpisodeStore(running.folder / "episodes") as store:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -35,7 +36,7 @@ from real_robot.fleet.bundle_fetch import BundleFetch
 from real_robot.fleet.client import HubClient, HubRefused
 from real_robot.fleet.deliveries import DamagedDelivery, Deliveries
 from real_robot.fleet.hub import Hub, NameTaken
-from real_robot.fleet.messages import CHANGES, Report
+from real_robot.fleet.messages import CHANGES, REPORT, Report, report_of
 from real_robot.fleet.outbox import Outbox
 from real_robot.fleet.server import JOIN, serving_fleet
 from real_robot.serving.published import KEPT, PublishedVersions
@@ -221,6 +222,21 @@ def test_who_needs_help_most_comes_first(tmp_path: Path):
         publish(tmp_path, seed)
         versions.newest()
     assert hub.report("well", current).paused == "the policy is 2 versions old"
+
+
+def test_a_person_with_a_long_name_keeps_no_robot_from_reporting():
+    """Whoever is invited has the names of all who invited before in theirs."""
+    name = "operator"
+    for number in range(6):
+        name = f"operator {number} invited by {name}"
+    state: dict[str, Any] = {
+        "versions": [{"episodes": 0, "success": None, "interventions": None}],
+        "disagreement": [], "actors": "", "mode": "human", "reason": "", "task": "reach", "episode": 1, "holder": name,
+    }  # fmt: skip
+    for holder in (name, None):
+        one = report_of(state | {"holder": holder}, instance="0" * 16, version="0" * 64, undelivered=0, page=None)
+        read = REPORT.validate_json(REPORT.dump_json(one))
+        assert read.person == (None if holder is None else name[:100])
 
 
 def test_of_two_robots_of_one_name_the_second_is_refused_while_the_first_reports(tmp_path: Path):

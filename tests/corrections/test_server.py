@@ -22,7 +22,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from episodes.schema import HUMAN, POLICY
 from episodes.store import EpisodeStore
-from policies.bundle import read_bundle_info
+from policies.bundle import load_bundle, read_bundle_info, save_bundle
+from policies.residual.policy import ResidualConfig, residual_on
 from real_robot.corrections.human_input import RawInput
 from real_robot.corrections.lease import Holder
 from real_robot.corrections.server import CorrectionServer
@@ -175,6 +176,20 @@ def test_people_who_are_invited_have_names_of_their_own(running: CorrectionServe
     assert first.startswith("labeller ") and first.endswith(" invited by Anna")
 
 
+def test_words_that_are_none_of_the_allowed_ones_are_refused(running: CorrectionServer):
+    with EpisodeStore(running.folder / "episodes") as store:
+        id = store.add(make_episode())
+        origin, cookie = open_session(running.invite("Lars"))
+        for wrong in (f"/api/episodes/{id}/label/good", "/api/invite/owner"):
+            status, body = ask(running, wrong, method="POST", cookie=cookie, Origin=origin)
+            assert (status, b"Input should be " in body) == (422, True)
+        for wrong in ("outcome=good", "who=me"):
+            assert ask(running, f"/api/episodes?{wrong}", cookie=cookie)[0] == 422
+        assert ask(running, "/api/invite/owner", method="POST", Origin=origin)[0] == 401
+        assert store.history(id) == []
+        store.delete(id, author="the test")
+
+
 def test_wrong_cuts_are_refused_with_a_reason(running: CorrectionServer):
     with EpisodeStore(running.folder / "episodes") as store:
         id = store.add(make_episode(steps=8, every=2))
@@ -192,6 +207,26 @@ def test_wrong_cuts_are_refused_with_a_reason(running: CorrectionServer):
         assert cut("trim?first=0&end=2") == (404, "no such episode\n")  # only its parts are
         assert [change.author for change in store.history(id)] == ["Lara"]
         store.undo(id, author="the test")
+        store.delete(id, author="the test")
+
+
+def test_a_step_of_an_episode_that_was_cut_since_it_was_shown_is_refused(running: CorrectionServer):
+    with EpisodeStore(running.folder / "episodes") as store:
+        id = store.add(make_episode(steps=12))
+        origin, cookie = open_session(running.invite("Ann", "labeller"))
+
+        def change(what: str) -> tuple[int, str]:
+            status, body = ask(running, f"/api/episodes/{id}/{what}", method="POST", cookie=cookie, Origin=origin)
+            return status, body.decode()
+
+        store.trim(id, 4, 12, author="Ben")
+        for what in ("success_from?step=6", "trim?first=0&end=6", "split?at=6"):
+            status, reason = change(f"{what}&shown=0-12")
+            assert (status, "somebody has cut this episode meanwhile" in reason) == (409, True)
+        assert store.labels(id) == {"trim": "4-12"}
+        assert change("success_from?step=6&shown=4-12")[0] == 200
+        assert change("trim?first=0&end=6&shown=4-12")[0] == 200
+        assert store.labels(id) == {"trim": "4-10", "success_from": 10}
         store.delete(id, author="the test")
 
 
@@ -507,6 +542,51 @@ def test_a_server_that_is_started_again_serves_the_version_that_was_rolled_back_
             origin, cookie = open_session(again.invite())
             rolled_back = ask(again, rollback(newest), method="POST", cookie=cookie, Origin=origin)[0]
             assert rolled_back == (409 if newest == good else 200)  # at once, where there is one before it
+
+
+def publish_residual(folder: Path) -> str:
+    """Its SHA-256; with chunks of one action."""
+    policy = residual_on(load_bundle(folder / "given"), ResidualConfig(scale=0.3, action_horizon=1))
+    return save_bundle(policy, folder / "out" / "bundle").sha256
+
+
+def test_a_version_that_control_execute_steps_does_not_fit_is_not_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    said = ""
+    with server(tmp_path, execute_steps=4) as one:
+        first, deadline = one.robot.session.versions.kept, time.monotonic() + 60
+        publish_residual(tmp_path)
+        while "control.execute_steps is 4" not in said:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+            said += capsys.readouterr().err
+        assert one.robot.session.versions.kept == first
+    assert "the new bundle is not served: " in said
+
+
+def test_a_version_with_chunks_of_another_length_is_served_and_can_be_rolled_back(tmp_path: Path):
+    """As the recipe residual publishes them."""
+
+    with server(tmp_path, execute_steps=None) as one:
+        versions = one.robot.session.versions
+        first = versions.current.hello
+        newest, deadline = publish_residual(tmp_path), time.monotonic() + 30
+        while versions.current.hello.fingerprint == first.fingerprint:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert versions.current.hello == replace(first, fingerprint=newest, action_horizon=1)
+        session = one.robot.session
+        one.robot.command(lambda: session.next_episode(person="anna", drive=True)).result(30)
+        while session.attempt.length < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert session.attempt.policy_version == newest
+    with server(tmp_path, execute_steps=None) as again:
+        versions = again.robot.session.versions
+        assert versions.kept == [first.fingerprint, newest]
+        assert versions.report_fault(newest, "by anna")
+        assert versions.current.hello == first
 
 
 def test_every_change_of_an_episodes_labels_changes_what_the_rule_counts(tmp_path: Path):

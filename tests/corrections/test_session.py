@@ -17,17 +17,22 @@ import torch
 from episodes.overlays import outcome_of, outcome_unknown, read_labels
 from episodes.schema import HOLD, HUMAN, POLICY, StoreFull
 from episodes.store import EpisodeStore
-from policies.bundle import save_bundle
+from policies.bundle import load_bundle, save_bundle
 from policies.policy import RobotSpec
+from policies.residual.policy import ResidualConfig, residual_on
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.browsing import EpisodeBrowser
+from real_robot.corrections.frames import FrameThread, frames_of
 from real_robot.corrections.human_input import RawInput
+from real_robot.corrections.robot_thread import RobotThread
 from real_robot.corrections.session import CorrectionSession, Refused
 from real_robot.corrections.settings import ControlSettings
 from real_robot.serving.registry import load_backend
 from real_robot.serving.versions import Versions
+from sims.errors import UserError
 from sims.starts import StartSequence
 from sims.subproc.vector_env import SubprocVectorEnv
+from sims.vector_env import encode_instructions
 from tests.corrections.small_server import SIM, session, write_bundle
 from tests.real_robot.small_policies import small_policy
 from tests.sims.counting import Counting, CountingConfig
@@ -275,6 +280,65 @@ def test_one_undo_takes_back_all_labels_of_one_key(tmp_path):
         assert browser.undo(id, person="ben") == (None, id)
 
 
+def test_after_a_person_the_base_of_a_residual_plans_anew_from_what_is_seen_now(tmp_path):
+    """Of its 8 actions two are executed when the person takes over."""
+    base = load_bundle(write_bundle(tmp_path / "base", scale=0.6))
+    policy = residual_on(base, ResidualConfig(scale=0.3, action_horizon=1))
+    save_bundle(policy, tmp_path / "given")
+
+    def planned_now(robot: CorrectionSession, instruction: str = "") -> np.ndarray:
+        obs = robot.env.observe()
+        if instruction:
+            obs = replace(obs, instruction=encode_instructions([instruction]))
+        return policy.mean_action(policy.encode(obs, policy.initial_state(1))[0])[0, 0].detach().numpy()
+
+    with session(tmp_path, execute_steps=None, blend_s=0.0) as robot:
+        ticks(robot, 2)
+        robot.take_over(person="anna")
+        for _ in range(4):
+            robot.tick(AWAY)
+            robot.prepare()
+        robot.hand_back(person="anna")
+        for instruction in ("", "put it down"):
+            if instruction:
+                robot.instruct(instruction, person="anna")
+            wanted = planned_now(robot, instruction)
+            assert robot.tick(None)
+            np.testing.assert_allclose(robot.attempt.steps[-1].shadow, wanted, atol=1e-5)
+            robot.tick(None)
+        robot.hold("a pause", person="anna")
+        ticks(robot, 5)
+        robot.hand_back(person="anna")
+        wanted = planned_now(robot, "put it down")
+        ticks(robot, 1)
+        np.testing.assert_allclose(robot.attempt.steps[-1].shadow, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 4, 8])
+def test_a_policy_that_remembers_its_decisions_executes_all_of_a_chunk_or_is_refused(tmp_path, steps):
+    base = load_bundle(write_bundle(tmp_path / "base"))
+    save_bundle(residual_on(base, ResidualConfig(scale=0.3, action_horizon=4)), tmp_path / "given")
+    if steps == 4:
+        with session(tmp_path, execute_steps=steps) as robot:
+            assert ticks(robot, 6) == 6
+    else:
+        refused = pytest.raises(UserError, match=rf"execute_steps is {steps}, .* 4 control steps apart")
+        with refused, session(tmp_path, execute_steps=steps):
+            pass
+
+
+def test_one_undo_takes_back_a_rewind(tmp_path):
+    with session(tmp_path) as robot:
+        ticks(robot, 8)
+        robot.end("success", person="anna")
+        before = robot.store.labels(robot.last_episode)
+        rewound = robot.last_episode
+        robot.rewind(3, person="anna")
+        assert robot.store.labels(rewound) == {"outcome": "success", "rewound_at": 3}
+        robot.store.undo(rewound, author="ben")
+        assert robot.store.labels(rewound) == before
+
+
 def test_instructions_are_changed_for_the_policy_and_recorded(tmp_path):
     with session(tmp_path) as robot:
         ticks(robot, 2)
@@ -426,6 +490,21 @@ def test_a_success_that_is_rewound_counts_once_as_it_is_finished_then(tmp_path, 
         assert outcome_of(after) == "success"
 
 
+@pytest.mark.parametrize("then", ["abort", "rewind"])
+def test_an_episode_that_somebody_has_split_meanwhile_can_be_aborted_or_rewound(tmp_path, then):
+    with session(tmp_path) as robot:
+        ticks(robot, 8)
+        robot.end("success", person="anna")
+        EpisodeBrowser(robot.store.path, jpeg_quality=90).split(robot.last_episode, 4, person="ben")
+        if then == "abort":
+            robot.end("abort", person="anna")
+        else:
+            robot.rewind(2, person="anna")
+        parts = robot.store.select()
+        assert [(entry.steps, entry.success) for entry in parts] == [(4, False), (4, False)]
+        assert all(outcome_unknown(robot.store.labels(entry.id)) for entry in parts)
+
+
 def test_an_attempt_that_is_rewound_and_left_there_is_not_stored_again(tmp_path):
     with session(tmp_path) as robot:
         ticks(robot, 12)
@@ -460,3 +539,30 @@ def test_an_attempt_that_is_left_for_the_next_one_has_no_outcome(tmp_path):
         ticks(robot, 4)
         robot.next_episode(person="anna", drive=True)
         assert stored(robot) == [(4, {"outcome": "abort"})]
+
+
+def test_a_key_that_was_pressed_under_an_ended_lease_does_nothing_under_the_next(tmp_path):
+    """Ann presses the gripper's key and is gone before the next step, in which Ben drives."""
+    with (
+        session(tmp_path) as one,
+        contextlib.closing(AuditLog(tmp_path / "robot.jsonl")) as audit,
+        contextlib.closing(FrameThread(frames_of(one.env, None, 32), jpeg_quality=80)) as frames,
+    ):
+        ticks(one, 3)
+        robot = RobotThread(one, frames, audit)  # not started: the test makes the steps
+        ann = robot.lease.acquire("A", "ann")
+        one.take_over(person="ann")
+        robot.receive("A", ann.token, RawInput(deadman=True))
+        one.tick(robot._newest_input())
+        before = one.attempt.steps[-1].action[6]
+        robot.receive("A", ann.token, RawInput(deadman=True, keys=frozenset({"KeyG"})))
+        robot.release("A", "the connection ended")
+        ben = robot.lease.acquire("B", "ben")
+        robot.command(lambda: one.take_over(person="ben"))
+        robot.receive("B", ben.token, RawInput(deadman=True))
+        robot._run_commands()
+        one.tick(robot._newest_input())
+        assert (one.attempt.operators, one.attempt.steps[-1].action[6]) == (["ann", "ben"], before)
+        robot.receive("B", ben.token, RawInput(deadman=True, keys=frozenset({"KeyG"})))
+        one.tick(robot._newest_input())
+        assert one.attempt.steps[-1].action[6] != before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from episodes.maintenance import info, merge, rebuild
+from episodes.overlays import outcome_unknown
 from episodes.sampler import WindowSampler
 from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore, Selection
+from real_robot.corrections.browsing import EpisodeBrowser
 from tests.episodes.episode_examples import assert_same, make_episode
 from vla_rl.replay.demonstrations import chunk_sequences
 from world_models.data.clip_sampler import ClipSampler
@@ -204,3 +207,18 @@ def test_any_cuts_partition_the_record_and_can_all_be_undone(tmp_path_factory, s
         while store.undo(store.select()[0].id, author="ben") or len(store.select()) > 1:
             pass
         assert_same(store.read(id), dataclasses.replace(recorded, id=id))
+
+
+def test_a_part_that_is_aborted_is_no_success_though_the_whole_was_labelled_one(tmp_path: Path) -> None:
+    with EpisodeStore(tmp_path, create=True) as store:
+        id = store.add(make_episode(steps=8))
+        browser = EpisodeBrowser(tmp_path, jpeg_quality=90)
+        browser.label(id, "success", person="ann")
+        first, second = store.split(id, 4, author="ann")
+        browser.label(first, "abort", person="ann")
+        assert store.labels(first) == {"outcome": "abort"}
+        assert [entry.id for entry in store.select(Selection(success=True))] == [second]
+        inner, _ = store.split(first, 2, author="ann")
+        assert outcome_unknown(store.labels(inner))
+        browser.label(inner, "success", person="ann")
+        assert [entry.id for entry in store.select(Selection(success=True))] == [inner, second]

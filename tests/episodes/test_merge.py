@@ -15,7 +15,6 @@ from episodes.maintenance import compact, info, merge, verify
 from episodes.overlays import LabelChange, append_changes
 from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore
-from real_robot.corrections.labels import label_together, undo_together
 from tests.episodes.episode_examples import assert_same, make_episode
 from vla_rl.cli.main import main
 
@@ -137,9 +136,9 @@ def test_what_is_labelled_here_counts_also_if_a_clock_was_ahead(tmp_path: Path) 
         append_changes(tmp_path, [ahead])
         store.label(id, "success", False, author="ada")
         assert store.labels(id) == {"success": False}
-        label_together(store, id, {"success": None, "outcome": "abort"}, author="ada")
+        store.label_together(id, {"success": None, "outcome": "abort"}, author="ada")
         assert store.labels(id) == {"outcome": "abort"}
-        assert undo_together(store, id, author="ada") and store.labels(id) == {"success": False}
+        assert store.undo(id, author="ada") and store.labels(id) == {"success": False}
 
 
 def test_undos_that_were_merged_as_labels_before_are_read_as_such(tmp_path: Path) -> None:

@@ -213,3 +213,16 @@ def test_a_policy_is_not_itself_before_a_person_takes_over(tmp_path):
         assert batch.targets.mask[0].tolist() == [1, 1, 0, 0]  # a chunk ends where what was corrected begins
         assert count_windows(store, **chosen) == 3
         assert count_windows(store) == 10  # all but the hold
+
+
+def test_a_cut_before_a_person_takes_over_makes_nothing_of_the_policy_s_own(tmp_path):
+    actor = np.array([POLICY] * 8 + [HUMAN] * 4, dtype=np.uint8)
+    chosen = {"actors": ("policy",), "pre_intervention_steps": 3}
+    with EpisodeStore(tmp_path, create=True) as store:
+        id = store.add(make_episode(steps=12, actor=actor))
+        for at in (8, 7):
+            store.split(id, at, author="anna")
+            own = sampler(store, **chosen)
+            assert [step for _, step in keys(own.windows(np.arange(len(own))))] == [0, 1, 2, 3, 4]
+            assert count_windows(store, **chosen) == 5
+            store.undo(id, author="anna")

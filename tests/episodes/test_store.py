@@ -1,5 +1,6 @@
 """Round trips, damage, full disks, killed and concurrent writers, with real files and processes."""
 
+import contextlib
 import json
 import multiprocessing
 import multiprocessing.process
@@ -15,15 +16,17 @@ import numpy as np
 import pytest
 import zarr
 
+from episodes import overlays
 from episodes.archive import write_archive
 from episodes.catalog import CATALOG_NAME, read_entry
 from episodes.maintenance import info, rebuild, verify
 from episodes.outcomes.rewards import rewarded
-from episodes.overlays import LABELS_NAME, append_changes, append_label, read_changes, read_labels
+from episodes.overlays import LABELS_NAME, append_changes, append_labels, read_changes, read_labels
 from episodes.packing import pack, unpack
 from episodes.sampler import WindowSampler
 from episodes.schema import CorruptEpisode, EpisodeError, InvalidEpisode, StoreFull
 from episodes.store import EpisodeStore, Selection
+from real_robot.corrections.browsing import EpisodeBrowser
 from tests.episodes.episode_examples import assert_same, make_episode, write_episodes
 
 # A fork server, so that the processes need not import everything again
@@ -219,8 +222,8 @@ def test_a_label_and_its_file_are_on_the_disk_when_it_returns(tmp_path, monkeypa
     source, target = tmp_path / "source", tmp_path / "target"
     for folder in (source, target):
         folder.mkdir()
-    append_label(source, episode="A", key="note", value=1, author="ada")
-    append_label(source, episode="A", key="note", value=2, author="ada")
+    append_labels(source, episode="A", labels={"note": 1}, author="ada")
+    append_labels(source, episode="A", labels={"note": 2}, author="ada")
     append_changes(target, read_changes(source))
     assert synced == ["source", LABELS_NAME, LABELS_NAME, "target", LABELS_NAME, LABELS_NAME]
 
@@ -538,3 +541,23 @@ def test_labels_can_be_undone_one_after_the_other_and_nothing_is_erased(tmp_path
         store.label(id, "success", False, author="anna")
         assert store.undo(id, author="anna").time_s > 0
         assert store.labels(id) == {}
+
+
+def test_an_undo_takes_back_one_press_whoever_labels_meanwhile(tmp_path, monkeypatch):
+    with EpisodeStore(tmp_path, create=True) as store:
+        id = store.add(make_episode())
+        browser = EpisodeBrowser(tmp_path, jpeg_quality=90)
+        for outcome in ("success", "abort"):  # an abort is two labels
+            browser.label(id, outcome, person="ann")
+        locked, waiting = overlays._locked, ["cy"]
+
+        @contextlib.contextmanager
+        def then_another(folder: Path):
+            with locked(folder) as file:
+                yield file
+            while waiting:
+                store.label(id, "note", "seen", author=waiting.pop())
+
+        monkeypatch.setattr(overlays, "_locked", then_another)
+        browser.undo(id, person="ben")
+        assert store.labels(id) == {"success": True, "note": "seen"}

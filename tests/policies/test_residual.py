@@ -129,6 +129,29 @@ def test_around_noise_the_base_makes_its_chunk_from_what_is_chosen() -> None:
         ResidualConfig(scale=1.5)
 
 
+@pytest.mark.parametrize("fitted", [False, True])
+def test_around_noise_the_residual_s_own_encoder_reads_standardized_states(fitted: bool) -> None:
+    base, state = base_of("denoising"), 100 + 30 * torch.randn(500, 5, generator=generator())
+    base.fit_normalizer(state, 2 * torch.rand(500, 3) - 1)
+    chosen = ResidualConfig(around="noise", scale=1.5, action_horizon=8, noise=SquashedNoiseConfig(), encoder=ENCODER)
+    policy = residual_on(base, chosen)
+    if fitted:
+        state = state + 50
+        policy.fit_normalizer(state, 2 * torch.rand(500, 3) - 1)
+    seen = policy.normalizer.normalize_state(state)
+    torch.testing.assert_close(seen.mean(0), torch.zeros(5), atol=1e-4, rtol=0)
+    torch.testing.assert_close(seen.std(0, correction=0), torch.ones(5), atol=1e-4, rtol=0)
+    assert (policy.action_scale == 1).all() and (policy.normalizer.action_center == 0).all()
+
+
+@pytest.mark.parametrize("base", ["gaussian", "without noise"])
+def test_of_a_base_that_acts_without_noise_none_can_be_chosen(base: str) -> None:
+    chosen = ResidualConfig(around="noise", scale=1.5, action_horizon=None, noise=SquashedNoiseConfig())
+    config = CONFIGS[base] if base in CONFIGS else dataclasses.replace(CONFIGS["denoising"], initial_noise=0.0)
+    with pytest.raises(UserError, match=r"acts without noise: start from .* with start\.policy\.initial_noise above 0"):
+        residual_on(build_policy(config, ROBOT), chosen)
+
+
 def test_corrections_are_measured_by_the_range_of_the_demonstrations() -> None:
     """The base's scales are taken over; a dimension that hardly moves is hardly corrected."""
     base = base_of("gaussian")

@@ -497,6 +497,17 @@ def test_a_run_that_ends_in_its_warm_up_is_refused(tmp_path: Path) -> None:
         check_experiment(wanted[1], env)
 
 
+def test_a_replay_of_one_chunk_of_each_environment_is_refused() -> None:
+    """Nothing could be drawn from it, as the observation after the chunk is missing."""
+    for capacity in (1, 4):
+        with pytest.raises(ValueError, match=rf"capacity \({capacity}\) must be above sim.num_envs \(4\)"):
+            dataclasses.replace(SMALL, capacity=capacity).check_num_envs(4, "sim.num_envs")
+    made = learner(PointEnv(num_envs=4), TD3, capacity=5)
+    made.config.check_num_envs(4, "sim.num_envs")
+    made.iterate()
+    assert made.updates > 0
+
+
 def test_what_does_not_fit_is_refused(store: Path) -> None:
     env = PointEnv(num_envs=2)
     plain = GaussianPolicy(GaussianPolicyConfig(action_horizon=2), RobotSpec.of(env.spec))

@@ -13,14 +13,17 @@ import torch
 from episodes.recorder import RecordedEnv
 from episodes.schema import HUMAN
 from episodes.store import EpisodeStore
+from policies.denoising.kernels import DDIMConfig
+from policies.denoising.objectives import DiffusionConfig
 from policies.policy import RobotSpec
+from policies.pretrained.storage import StorageConfig
 from policies.registry import build_policy
 from policies.residual.conditioned import GOOD, NOT_GOOD, UNLABELED
 from policies.residual.ensemble import EnsembleConfig
 from policies.residual.histogram import HistogramConfig
 from policies.residual.policy import ResidualConfig, ResidualPolicy, SquashedNoiseConfig, residual_on
 from sims.errors import UserError
-from sims.vector_env import StartState
+from sims.vector_env import Observation, StartState
 from tests.policies.small_configs import CONFIGS, ENCODER
 from tests.reach_env import ReachEnv
 from tests.worlds import PointEnv
@@ -48,6 +51,7 @@ from vla_rl.algorithms.offline_losses import (
 from vla_rl.algorithms.td_target import td_target
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.experience import Experience
+from vla_rl.rollouts.weights import load_weights
 from vla_rl.runners.iterations import algorithm_state, restore_algorithm
 from vla_rl.runs.checkpoint import load_tree, save_tree
 
@@ -601,3 +605,45 @@ def test_a_policy_that_was_trained_before_keeps_its_scale_of_features(method: st
     )  # fmt: skip
     again.iterate()
     assert again.policy is made.policy and torch.equal(trained.feature_mean, scale)
+
+
+DDIM = {
+    "objective": DiffusionConfig(),
+    "act": DDIMConfig(steps=4),
+    "explore": DDIMConfig(steps=4, eta=1.0, train_last=1),
+}
+
+
+@pytest.mark.parametrize("offline", [0, 1])
+def test_cloning_renews_the_copy_that_takes_the_steps_explore_does_not_train(store: Path, offline: int) -> None:
+    """Also that of whoever acts with published weights in another process."""
+    env = ReachEnv(num_envs=4)
+    config = dataclasses.replace(CONFIGS["denoising"], **DDIM)
+    policy, elsewhere = (build_policy(config, RobotSpec.of(env.spec)) for _ in range(2))
+    settings = dataclasses.replace(SMALL, stores=(store,), offline_iterations=offline, iql=IQLConfig())
+    made = OffPolicy(settings, policy, env, seed=0)
+    published = list[dict[str, torch.Tensor]]()
+    made.collector.publish = lambda version, tensors: published.append(dict(tensors))  # type: ignore[method-assign]
+    before = copy.deepcopy(policy.expert)
+    made.iterate()
+    load_weights(elsewhere, None, published[-1])
+    for acting in (policy, elsewhere):
+        parts = zip(acting.expert.parameters(), acting.frozen_expert.parameters(), before.parameters(), strict=True)
+        same = [(torch.equal(one, copied), torch.equal(one, old)) for one, copied, old in parts]
+        assert all(renewed for renewed, _ in same) and not all(unchanged for _, unchanged in same)
+
+
+def test_where_a_frozen_encoder_s_prefixes_lie_does_not_change_what_is_learned(seen: Path) -> None:
+    """Images that are encoded again for want of room are not shifted."""
+    losses = []
+    for where in ("host", "recompute"):
+        env = PointEnv(num_envs=4)
+        torch.manual_seed(0)
+        config = dataclasses.replace(CONFIGS["pi0"], storage=StorageConfig(where=where))
+        policy = build_policy(config, RobotSpec.of(env.spec))
+        chosen = {"stores": (seen,), "frozen": ("encoder",), "recap": RecapConfig()}
+        made = OffPolicy(dataclasses.replace(SMALL, **chosen), policy, env, seed=0)
+        assert made.demonstrations is not None and made.config.shift > 0
+        assert isinstance(made.demonstrations.entries().inputs, Observation) == (where == "recompute")
+        losses.append(made.iterate()["actor_loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)

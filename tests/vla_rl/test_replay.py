@@ -22,19 +22,22 @@ from policies.gaussian import GaussianPolicy, GaussianPolicyConfig, StateContext
 from policies.policy import RobotSpec
 from policies.registry import build_policy
 from policies.residual.ensemble import EnsembleConfig
+from policies.residual.on_base import context_of_zeros
 from policies.residual.policy import ResidualConfig, ResidualPolicy, residual_on
 from sims.chunk import step_chunk
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import StartState
+from tests.episodes.episode_examples import make_episode
 from tests.policies.small_configs import CONFIGS, ENCODER
-from tests.reach_env import ReachEnv
+from tests.reach_env import CorrectedReach, ReachEnv
 from tests.worlds import ChainEnv, PointEnv
 from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.replay.augmentation import shift_images
-from vla_rl.replay.demonstrations import chunk_sequences, recorded_chunk_sequences, replay_of
+from vla_rl.replay.demonstrations import _observe, chunk_sequences, recorded_chunk_sequences, replay_of
 from vla_rl.replay.replay import Entries, Replay
+from vla_rl.rollouts.collector import Collector
 from vla_rl.runs.checkpoint import load_tree, save_tree
 
 GAMMA = 0.9
@@ -216,6 +219,38 @@ def test_recorded_episodes_are_the_experience_that_acting_would_have_stored(tmp_
             )
             at += 1
     assert at == len(held.entries())
+
+
+def corrected_residual(robot: RobotSpec) -> ResidualPolicy:
+    """Two actions at a time of the eight of its base."""
+    torch.manual_seed(0)
+    return residual_on(build_policy(CONFIGS["gaussian"], robot), ResidualConfig(action_horizon=2, hidden=(16,)))
+
+
+def test_where_a_person_has_acted_the_base_plans_anew() -> None:
+    env = CorrectedReach(person=[0, 1])
+    policy = corrected_residual(RobotSpec.of(env.spec))
+    collector = Collector(env, policy, critic=None, gamma=GAMMA, failure_weight=0.0, seed=0)
+    collector.act()
+    env.person[:] = 0  # the person lets go
+    obs = env.observe()
+    fresh = policy.encode(obs, policy.initial_state(2))[0].center
+    going_on = policy.encode(obs, collector._state)[0].center
+    assert torch.equal(going_on[1], fresh[1])
+    assert not torch.allclose(going_on[0], fresh[0])
+
+
+def test_where_the_policy_drives_again_in_an_episode_the_base_plans_anew(tmp_path: Path) -> None:
+    actor = np.array([POLICY] * 4 + [HUMAN] * 2 + [POLICY] * 6, dtype=np.uint8)
+    episode = dataclasses.replace(make_episode(steps=12, every=2), actor=actor)
+    policy = corrected_residual(RobotSpec.recorded(episode, ("front",)))
+    (found,) = chunk_sequences(episode, action_horizon=2, gamma=GAMMA)
+    with torch.no_grad():
+        example = policy.store(context_of_zeros(policy))
+        fresh = [policy.encode(_observe(policy, [(episode, i)]), policy.initial_state(1))[0].center for i in range(6)]
+    held = replay_of([found], policy, example, gamma=GAMMA, seed=0).entries().inputs.center[:6]
+    anew = [torch.allclose(center, one[0], atol=1e-6) for center, one in zip(held, fresh, strict=True)]
+    assert anew == [True, False, False, True, False, False]
 
 
 def test_every_observation_of_an_episode_is_used(tmp_path: Path) -> None:
@@ -431,6 +466,21 @@ def test_images_are_shifted_with_their_border_repeated() -> None:
         assert shifts
         found.update(shifts)
     assert len(found) > 20
+
+
+def test_all_images_of_a_policy_s_memory_are_shifted_alike() -> None:
+    """Diffusion Policy stores those of several decisions."""
+    env = PointEnv(num_envs=16)
+    policy = build_policy(CONFIGS["diffusion_policy"], RobotSpec.of(env.spec))
+    env.reset(start=[StartState(task=0, seed=seed) for seed in range(16)])
+    obs = env.observe()
+    with torch.no_grad():
+        record = policy.store(policy.encode(obs, policy.remember(obs, policy.initial_state(16)))[0])
+    moved = shift_images(record, 3, torch.Generator().manual_seed(0))
+    alone = shift_images(obs, 3, torch.Generator().manual_seed(0))
+    assert not torch.equal(moved.images, record.images) and torch.equal(moved.state, record.state)
+    for frame in range(moved.images.shape[1]):
+        assert torch.equal(moved.images[:, frame], alone.images)
 
 
 def test_returns_to_go_by_hand() -> None:

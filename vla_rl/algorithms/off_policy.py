@@ -18,11 +18,11 @@ from torch import Tensor
 
 from episodes.schema import POLICY
 from episodes.store import Selection
-from policies.device import make_generator
 from policies.normalizer import normalizer_of
 from policies.policy import Policy, set_frozen
 from policies.residual.best_of import BestOfPolicy, best_of
 from policies.residual.critic_guided import CriticGuided
+from policies.residual.on_base import acts_without_noise
 from sims.devices.crossing import crossing
 from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
@@ -33,7 +33,7 @@ from vla_rl.algorithms.gate import Gate
 from vla_rl.algorithms.off_policy_actor import check_policy
 from vla_rl.algorithms.off_policy_critics import critic_action_shape
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
-from vla_rl.algorithms.off_policy_updates import OffPolicyUpdates, context_of_zeros, made_conditional, stored_example
+from vla_rl.algorithms.off_policy_updates import OffPolicyUpdates, made_conditional, stored_example
 from vla_rl.algorithms.on_policy import ages
 from vla_rl.replay.demonstrations import ChunkSequence, recorded_chunk_sequences, replay_of
 from vla_rl.replay.replay import SEVERAL, Entries, Replay, Windows
@@ -136,7 +136,16 @@ class OffPolicy(OffPolicyUpdates):
 
     def _publish(self) -> None:
         """The next chunk that is asked for is acted by the present weights, whose version is the number of updates."""
-        self.collector.publish(self.updates, self._trained())
+        self.collector.publish(self.updates, {**self._trained(), **self._renewed()})
+
+    def _renewed(self) -> dict[str, Tensor]:
+        """The copies with which a policy takes the denoising steps that ``explore`` does not train, of present weights:
+        cloning trains them all."""
+        if not self.config.clones:
+            return {}
+        before = dict(self.policy.named_parameters())
+        self.policy.prepare_to_explore()
+        return {name: value for name, value in self.policy.named_parameters() if value is not before[name]}
 
     def _learn_offline(self) -> Metrics:
         """``offline_updates`` updates, which the gate keeps or takes back."""
@@ -286,12 +295,9 @@ def _means(totals: Mapping[str, Sequence[float]]) -> Metrics:
     return {name: sum(values) / len(values) for name, values in totals.items()}
 
 
-@torch.no_grad()
 def _check_samples(policy: BestOfPolicy) -> None:
     """UserError where the base's chunk is the same whatever its noise."""
-    base, generator = policy.base, make_generator(policy.device, 0)
-    first, second = (base.act(context_of_zeros(base), generator) for _ in range(2))
-    if torch.equal(first, second):
+    if acts_without_noise(policy.base):
         raise UserError(
             "algorithm.best_of chooses among samples, but the policy acts without noise: start from a flow or "
             "diffusion policy with start.policy.initial_noise above 0"

@@ -123,7 +123,7 @@ class UpdatesConfig:
     members (Chen et al. 2021, REDQ) or the least of them (Haarnoja et al. 2018, SAC). ``n_step``: chunks per target.
     ``demonstration_share`` of every batch is drawn from demonstrations. ``target_noise``: std of the noise on the next
     action of a target, clipped at 0.3, for fixed noise. ``shift``: pixels by which stored images are shifted at random;
-    without effect where the replay holds features. ``frozen``: parameter groups that stay as they are.
+    without effect where the encoder that sees them is frozen. ``frozen``: parameter groups that stay as they are.
     ``reward_scale``: of the rewards as the critic learns them, against the entropy bonus and Cal-QL's penalty, which
     are in nats (Haarnoja et al. 2018, SAC, Sec. 5.2).
 
@@ -250,6 +250,14 @@ class OffPolicyConfig(AlgorithmConfig, UpdatesConfig):
         if 0 < self.iterations <= self.offline_iterations:
             _refuse_changed(self.cal_ql, ("online_weight",), "where all iterations are offline")
             self.check_updates(self.iterations * self.offline_updates, "the offline iterations")
+
+    def check_num_envs(self, num_envs: int, setting: str) -> None:
+        super().check_num_envs(num_envs, setting)
+        if self.capacity <= num_envs:
+            raise ValueError(
+                f"algorithm.capacity ({self.capacity}) must be above {setting} ({num_envs}): of each environment the "
+                "replay holds a chunk and the one after it"
+            )
 
     def with_demonstrations(self, stores: Sequence[Path], *, folds: tuple[int, ...] | None = None) -> OffPolicyConfig:
         return replace(

@@ -16,12 +16,12 @@ from torch import Tensor
 from policies.device import make_generator, restore_generator, restore_optimizer
 from policies.policy import Policy
 from policies.residual.conditioned import conditioned
+from policies.residual.on_base import context_of_zeros
 from sims.devices.crossing import read_numbers
 from sims.errors import UserError
 from sims.numbers.finite import check_metrics
 from sims.numbers.seeding import spawn_seed
 from sims.tensor_dataclass import TensorDataclass
-from sims.vector_env import MIN_INSTRUCTION_BYTES, Observation
 from vla_rl.algorithms.algorithm import Metrics
 from vla_rl.algorithms.off_policy_actor import Actor
 from vla_rl.algorithms.off_policy_critics import Critics
@@ -48,6 +48,7 @@ class OffPolicyUpdates(ABC):
             if not any(parameter.requires_grad for parameter in parameters):
                 raise UserError(f"algorithm.frozen leaves the {name} nothing to train, got {', '.join(config.frozen)}")
         self.generator = make_generator(policy.device, spawn_seed(seed, "updates"))
+        self.shift = config.shift if _learns_to_see(policy) else 0
         self.updates = 0
 
     @abstractmethod
@@ -97,7 +98,7 @@ class OffPolicyUpdates(ABC):
                     )
 
     def _drawn(self, parts: Sequence[tuple[Replay | None, int]]) -> Windows:
-        """So many windows of each, rewards scaled; images are shifted at random.
+        """So many windows of each, rewards scaled; images of an encoder that is trained are shifted at random.
 
         RECAP's V is of returns that end at a time limit, so nothing follows it in an advantage either.
         """
@@ -110,7 +111,7 @@ class OffPolicyUpdates(ABC):
             if source is not None and number
         ]
         batch = (Windows.cat(drawn) if len(drawn) > 1 else drawn[0]).scaled(config.reward_scale)
-        return shift_images(batch, config.shift, self.generator) if config.shift else batch
+        return shift_images(batch, self.shift, self.generator) if self.shift else batch
 
     def _check(self, metrics: dict[str, Tensor], batch: Windows) -> Metrics:
         """``metrics`` as numbers. Raises NotFinite, with ``batch``, if one of them is not finite."""
@@ -215,6 +216,13 @@ class RecordedUpdates(OffPolicyUpdates):
         self.demonstrations.go_on_from(state["demonstrations"])
 
 
+def _learns_to_see(policy: Policy) -> bool:
+    """Not where its encoder is frozen: whether a replay then holds images or features is a matter of room."""
+    groups = policy.parameter_groups()
+    encoder = [parameter for name in ("encoder", "lora") for parameter in groups.get(name, ())]
+    return not encoder or any(parameter.requires_grad for parameter in encoder)
+
+
 def made_conditional(policy: Policy, config: UpdatesConfig) -> Policy:
     """``policy`` as RECAP's condition needs it, where that is set."""
     if config.recap is None or config.recap.condition is None:
@@ -226,15 +234,3 @@ def made_conditional(policy: Policy, config: UpdatesConfig) -> Policy:
 def stored_example(policy: Policy) -> TensorDataclass:
     """A stored record of one observation, all zeros: its shapes."""
     return policy.store(context_of_zeros(policy))
-
-
-def context_of_zeros(policy: Policy) -> TensorDataclass:
-    """Of one observation."""
-    robot, device = policy.spec.robot, policy.device
-    obs = Observation(
-        images=torch.zeros(1, len(robot.cameras), *robot.image_size, 3, dtype=torch.uint8, device=device),
-        state=torch.zeros(1, robot.state_dim, device=device),
-        instruction=torch.zeros(1, MIN_INSTRUCTION_BYTES, dtype=torch.uint8, device=device),
-    )
-    context: TensorDataclass = policy.encode(obs, policy.initial_state(1))[0]
-    return context

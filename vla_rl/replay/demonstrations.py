@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float32, Int64
 
 from episodes.outcomes.rewards import rewarded
 from episodes.overlays import outcome_labelled, outcome_unknown
-from episodes.schema import EXPERT, HOLD, HUMAN, Episode
+from episodes.schema import EXPERT, HOLD, HUMAN, POLICY, Episode
 from episodes.store import EVERYTHING, EpisodeStore, Selection
 from policies.policy import Policy, RobotSpec
 from sims.devices.crossing import crossing
@@ -211,6 +211,10 @@ def _encode(policy: Policy, group: Sequence[ChunkSequence]) -> TensorDataclass:
             index = torch.tensor(active).to(policy.device)
             seen = [(group[i].episode, int(group[i].observation[k])) for i in active]
             obs = _observe(policy, seen).to(policy.device)
+            resumed = torch.tensor([k > 0 and _resumes(chunks, k) for chunks in group]).to(policy.device)
+        void = policy.forget_plan(state)
+        if void is not state:
+            state = void.where(resumed, state)
         context, after = policy.encode(obs, state[index])
         state = put(after, index, state)
         record = policy.store(context)
@@ -220,6 +224,14 @@ def _encode(policy: Policy, group: Sequence[ChunkSequence]) -> TensorDataclass:
     order = sorted(range(len(place)), key=place.__getitem__)
     joined: TensorDataclass = type(records[0]).cat(records)
     return joined[torch.tensor(order)]
+
+
+def _resumes(chunks: ChunkSequence, k: int) -> bool:
+    """Whether the policy acts at observation ``k``, and somebody else did since the one before."""
+    if k >= len(chunks):
+        return False
+    start, actor = chunks.episode.observation_steps.astype(np.int64)[chunks.observation], chunks.episode.actor
+    return bool((actor[start[k] :][:1] == POLICY).all() and (actor[start[k - 1] : start[k]] != POLICY).any())
 
 
 def _before(chunks: ChunkSequence, steps: int) -> int:

@@ -354,7 +354,11 @@ class Collector:
 
     def _execute(self, action: Tensor) -> ChunkStep:
         with self.timer.section("simulate"):
-            return step_chunk(self.env, action, self.gamma)
+            chunk = step_chunk(self.env, action, self.gamma)
+        void = self.policy.forget_plan(self._state)
+        if void is not self._state:
+            self._state = void.where(chunk.intervened, self._state)
+        return chunk
 
     def _experience(self, decision: Decision, chunk: ChunkStep) -> Experience:
         return Experience(

@@ -105,4 +105,5 @@ def learn_replays(
     fit = RecordedUpdates(config, policy, replays.own, replays.demonstrations, seed=seed)
     shown = "q_loss" if config.recap is None else "value_loss"
     run_fit(fit, folder, title="learn", shown=shown, checkpoint_every=500, checkpoint_s=checkpoint_s)
+    policy.prepare_to_explore()
     save_bundle(policy, folder / "bundle", provenance=Provenance(git_revision=git_revision(), parent=parent))

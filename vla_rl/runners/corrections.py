@@ -20,6 +20,7 @@ from policies.device import Device, select_device
 from policies.policy import RobotSpec
 from real_robot.arm_connection import connected
 from real_robot.corrections.arm import ArmEnv
+from real_robot.corrections.proposals import check_execute_steps
 from real_robot.corrections.server import CorrectionServer, running
 from real_robot.corrections.web import Address, open_page
 from real_robot.fleet.link import FleetLink, LinkedRobot
@@ -166,8 +167,13 @@ def _serving_env(
 ) -> Iterator[CorrectionServer]:
     """``live``: the bundle, which is followed as it changes."""
     with contextlib.ExitStack() as stack:
-        load = partial(_load_backend, robot=RobotSpec.of(env.spec), device=select_device(config.device))
-        versions, watcher = follow(live, load, restore=True)
+        load = partial(
+            _load_backend,
+            robot=RobotSpec.of(env.spec),
+            device=select_device(config.device),
+            execute_steps=config.control.execute_steps,
+        )
+        versions, watcher = follow(live, load, restore=True, same_horizon=False)  # a session asks each version's
         stack.callback(watcher.close)
         starts = StartSequence("train", seed=config.seed, num_tasks=len(env.spec.tasks))
         if is_store(folder / EPISODES):
@@ -225,7 +231,9 @@ def _single(sim: Any, tasks: Sequence[str]) -> Any:
         raise UserError(f"--task: {error}") from None
 
 
-def _load_backend(bundle: Path, *, robot: RobotSpec, device: Device) -> Any:
+def _load_backend(bundle: Path, *, robot: RobotSpec, device: Device, execute_steps: int | None) -> Any:
     if differences := read_bundle_info(bundle).robot.differences(robot):
         raise UserError(f"{bundle} was made for another robot or simulator: {differences}")
-    return load_backend(bundle, device=device)
+    backend = load_backend(bundle, device=device)
+    check_execute_steps(backend, execute_steps)
+    return backend

@@ -13,11 +13,11 @@ from torch import Tensor
 from policies.bundle import load_bundle
 from policies.device import make_generator
 from policies.policy import Policy, RobotSpec
+from policies.residual.on_base import context_of_zeros
 from sims.errors import UserError
 from sims.numbers.finite import NotFinite, is_finite, named_tensors
 from sims.vector_env import EnvSpec
 from vla_rl.algorithms.clipped_update import ClippedUpdate, update_of
-from vla_rl.algorithms.off_policy_updates import context_of_zeros
 from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.rollouts.experience import Experience
 from vla_rl.runners.checks import SpecOnly

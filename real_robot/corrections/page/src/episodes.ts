@@ -29,10 +29,10 @@ export function startEpisodes(): void {
   for (const what of ["label/success", "label/failure", "delete", "undo"]) {
     onClick(`d-${what.split("/").pop()}`, () => change(what));
   }
-  onClick("d-from", () => change(`success_from?step=${stepShown()}`));
-  onClick("d-start", () => change(`trim?first=${stepShown()}&end=${chosen?.steps}`, 0));
-  onClick("d-end", () => change(`trim?first=0&end=${stepShown()}`));
-  onClick("d-split", () => change(`split?at=${stepShown()}`, 0));
+  onClick("d-from", () => change(`success_from?step=${stepShown()}&shown=${spanShown()}`));
+  onClick("d-start", () => change(`trim?first=${stepShown()}&end=${chosen?.steps}&shown=${spanShown()}`, 0));
+  onClick("d-end", () => change(`trim?first=0&end=${stepShown()}&shown=${spanShown()}`));
+  onClick("d-split", () => change(`split?at=${stepShown()}&shown=${spanShown()}`, 0));
   addEventListener("resize", () => showAt());
 }
 
@@ -94,7 +94,11 @@ export function choose(id: string): void {
 function change(what: string, observation: number | null = null): void {
   inTurn(async () => {
     if (chosen === null) return;
-    const changed = await ask<Episode>(`/api/episodes/${chosen.id}/${what}`, "POST");
+    const { id } = chosen;
+    const changed = await ask<Episode>(`/api/episodes/${id}/${what}`, "POST").catch(async (refused: unknown) => {
+      showEpisode(await ask<Episode>(`/api/episodes/${id}`)); // somebody else may have changed it
+      throw refused;
+    });
     if (observation !== null) element<HTMLInputElement>("d-step").value = String(observation);
     showEpisode(changed);
     await readList();
@@ -147,6 +151,11 @@ function showAt(): void {
 /** The control step before which the shown frame was taken. */
 function stepShown(): number {
   return chosen?.observation_steps[Number(element<HTMLInputElement>("d-step").value)] ?? 0;
+}
+
+/** The recorded steps that are shown, from which steps are counted. */
+function spanShown(): string {
+  return (chosen?.span ?? [0, chosen?.steps]).join("-");
 }
 
 function stepsOf(row: Row): string {
