@@ -196,7 +196,7 @@ def test_every_element_of_the_action_has_a_gradient(gripper: Any) -> None:
 
 
 def test_a_bundle_of_one_step_and_both_success_rates(tmp_path: Path) -> None:
-    """Of fewer episodes than there are environments. Started again, it continues: nothing is recorded or fitted twice."""
+    """Of fewer episodes than environments. Started again, it continues: nothing is recorded or fitted twice."""
     settings = ("distillation.episodes", "2", "distillation.fit.steps", "4", "distillation.fit.batch_size", "4",
                 "evaluation.episodes", "2")  # fmt: skip
     overrides = [f"--{word}" if "." in word else word for word in settings]
