@@ -116,6 +116,19 @@ def test_wrong_settings_are_refused_before_anything_runs(config: Path, tmp_path:
         check_sweep(space_of(config, tmp_path, text))
 
 
+def test_an_objective_of_a_task_without_validation_episodes_is_refused(tmp_path: Path) -> None:
+    env = make_env(TabletopConfig(tasks=("reach", "push"), num_envs=2, max_steps=12, cameras=()))
+    env.close()
+    save_bundle(GaussianPolicy(GaussianPolicyConfig(), RobotSpec.of(env.spec)), tmp_path / "start")
+    (tmp_path / "config.yaml").write_text(CONFIG.replace("[reach]", "[reach, push]"))
+    file = tmp_path / "sweep.yaml"
+    file.write_text("settings: {algorithm.chunks: [1, 2]}\nobjective: validation/push")
+    check_sweep(load_space(tmp_path / "config.yaml", (), file))
+    overrides = ("--evaluation.validation_episodes", "1")
+    with pytest.raises(UserError, match=r"no episode of push; set evaluation\.validation_episodes to at least 2, got 1"):
+        check_sweep(load_space(tmp_path / "config.yaml", overrides, file))
+
+
 @pytest.mark.parametrize(
     "text", ["3", "fast", "[[1]]", "{low: 1, high: 2, step: 1}", "{low: a, high: 2}", "{low: 1}", "{1: 2}"]
 )

@@ -215,6 +215,12 @@ def _check_objective(config: SweepConfig, experiment: Experiment, spec: EnvSpec)
             f"validation_episodes {evaluation.validation_episodes}, algorithm.iterations {iterations}), "
             f"which must be at least final_validations ({config.final_validations})"
         )
+    task = config.objective.partition("/")[2]
+    if task in spec.tasks and (place := spec.tasks.index(task)) >= evaluation.validation_episodes:
+        raise UserError(
+            f"objective {config.objective}: tasks are validated in turn, and there is no episode of {task}; set "
+            f"evaluation.validation_episodes to at least {place + 1}, got {evaluation.validation_episodes}"
+        )
 
 
 def _check_folder(folder: Path, space: Space, base: Experiment, *, resume: bool) -> None:
