@@ -125,7 +125,7 @@ def test_an_objective_of_a_task_without_validation_episodes_is_refused(tmp_path:
     file.write_text("settings: {algorithm.chunks: [1, 2]}\nobjective: validation/push")
     check_sweep(load_space(tmp_path / "config.yaml", (), file))
     overrides = ("--evaluation.validation_episodes", "1")
-    with pytest.raises(UserError, match=r"no episode of push; set evaluation\.validation_episodes to at least 2, got 1"):
+    with pytest.raises(UserError, match=r"no episode of push; set .*validation_episodes to at least 2, got 1"):
         check_sweep(load_space(tmp_path / "config.yaml", overrides, file))
 
 
@@ -153,6 +153,13 @@ def test_an_override_that_no_trial_would_have_is_refused(
     file.write_text("settings: {algorithm.chunks: [1, 2]}")
     with pytest.raises(UserError, match=message):
         load_space(config, overrides, file).check()
+
+
+def test_relative_paths_among_the_choices_are_of_the_folder_of_the_sweep_file(config: Path, tmp_path: Path) -> None:
+    space = space_of(config, tmp_path, "settings: {start.path: [one, ../two], algorithm.chunks: {low: 1, high: 2}}")
+    chosen = [settings["start.path"] for settings in space.each_value()]
+    assert chosen == [str(tmp_path / "one"), str(tmp_path.parent / "two")]
+    assert space.config.settings["algorithm.chunks"] == Range(low=1, high=2)
 
 
 def test_many_combinations_are_sampled_and_each_value_occurs(config: Path) -> None:

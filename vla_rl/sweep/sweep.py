@@ -7,7 +7,7 @@ import shlex
 import statistics
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,14 @@ from sims.vector_env import EnvSpec
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import flat_settings, load_config, save_config
+from vla_rl.config.merge import absolute
 from vla_rl.report import write_report, write_sweep_page
 from vla_rl.runners.checks import check_experiment
 from vla_rl.runners.train import learn, opened
 from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.progress import console
 from vla_rl.runs.run_dir import COMMAND_FILE, CONFIG_FILE, SWEEP_FILE, lock_folder, read_stages, stage_seconds
-from vla_rl.sweep.config import SweepConfig
+from vla_rl.sweep.config import Range, SweepConfig
 from vla_rl.sweep.space import Settings, Space, short, shown
 from vla_rl.sweep.study import STUDY_FILE, Pruned, Trials, check_optuna, open_trials
 
@@ -250,5 +251,15 @@ def _refuse_changes(before: Mapping[str, Any], after: Mapping[str, Any], folder:
 
 
 def load_space(file: Path, overrides: Sequence[str], sweep_file: Path) -> Space:
-    """Of the files on the command line. Raises ConfigError."""
-    return Space(file=file, overrides=overrides, config=load_config(SweepConfig, sweep_file))
+    """Of the files on the command line; relative paths among the choices are of ``sweep_file``'s folder.
+
+    Raises ConfigError.
+    """
+    config = load_config(SweepConfig, sweep_file)
+    settings = {
+        name: values
+        if isinstance(values, Range)
+        else tuple(absolute(Experiment, value, sweep_file.parent, (name,)) for value in values)
+        for name, values in config.settings.items()
+    }
+    return Space(file=file, overrides=overrides, config=replace(config, settings=settings))
