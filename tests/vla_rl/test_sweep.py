@@ -25,13 +25,13 @@ from vla_rl.cli.main import main
 from vla_rl.cli.training import Sweep
 from vla_rl.config.environments import make_env
 from vla_rl.config.errors import ConfigError
-from vla_rl.config.loader import load_config
+from vla_rl.config.loader import load_config, save_config
 from vla_rl.runners.train import train
-from vla_rl.runs.run_dir import read_stages
+from vla_rl.runs.run_dir import SWEEP_FILE, read_stages
 from vla_rl.sweep.config import Pruning, Range, SweepConfig
 from vla_rl.sweep.space import MOST_CORNERS, Space
 from vla_rl.sweep.study import Pruned, open_trials
-from vla_rl.sweep.sweep import check_sweep, load_space, sweep
+from vla_rl.sweep.sweep import EXPERIMENT_FILE, check_folder, check_sweep, load_space, sweep
 
 CONFIG = """
 seed: 3
@@ -160,6 +160,27 @@ def test_relative_paths_among_the_choices_are_of_the_folder_of_the_sweep_file(co
     chosen = [settings["start.path"] for settings in space.each_value()]
     assert chosen == [str(tmp_path / "one"), str(tmp_path.parent / "two")]
     assert space.config.settings["algorithm.chunks"] == Range(low=1, high=2)
+
+
+@pytest.mark.parametrize(
+    "overrides", ["--checkpoint_every 1", "--sim.threads 1", "--cluster.collectors 1", "--compile true", "--trace 1"]
+)
+def test_a_sweep_resumes_with_settings_on_which_results_do_not_depend(
+    config: Path, tmp_path: Path, overrides: str
+) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text("settings: {algorithm.gae_lambda: [0.9, 0.95]}")
+    started = load_space(config, (), file)
+    (tmp_path / "sweep").mkdir()
+    save_config(started.config, tmp_path / "sweep" / SWEEP_FILE)
+    save_config(started.experiment({}, 0), tmp_path / "sweep" / EXPERIMENT_FILE)
+    wanted = load_space(config, overrides.split(), file)
+    check_folder(tmp_path / "sweep", wanted, wanted.experiment({}, 0), resume=True)
+    for refused in ("algorithm.iterations 4", "evaluation.validate_every 2", "sim.max_steps 13"):
+        other = load_space(config, f"--{refused}".split(), file)
+        name = refused.split()[0]
+        with pytest.raises(UserError, match=rf"{name} was \d+, is \d+\..*only these may change: trials, budget_hours"):
+            check_folder(tmp_path / "sweep", other, other.experiment({}, 0), resume=True)
 
 
 def test_many_combinations_are_sampled_and_each_value_occurs(config: Path) -> None:

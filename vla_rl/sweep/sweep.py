@@ -22,6 +22,7 @@ from vla_rl.config.merge import absolute
 from vla_rl.report import write_report, write_sweep_page
 from vla_rl.runners.checks import check_experiment
 from vla_rl.runners.train import learn, opened
+from vla_rl.runs.changes import WITHOUT_EFFECT, among, refuse_changes
 from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.progress import console
 from vla_rl.runs.run_dir import COMMAND_FILE, CONFIG_FILE, SWEEP_FILE, lock_folder, read_stages, stage_seconds
@@ -30,7 +31,7 @@ from vla_rl.sweep.space import Settings, Space, short, shown
 from vla_rl.sweep.study import STUDY_FILE, Pruned, Trials, check_optuna, open_trials
 
 EXPERIMENT_FILE, RESULT_FILE, PAGE = "experiment.yaml", "sweep.json", "sweep.html"
-MAY_CHANGE = ("trials", "budget_hours", "device", "trace", "watchdog_s", "wandb")
+MAY_CHANGE = ("trials", "budget_hours", *WITHOUT_EFFECT)
 
 
 def sweep(space: Space, folder: Path, *, resume: bool, command: str) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def sweep(space: Space, folder: Path, *, resume: bool, command: str) -> dict[str
     """
     check_optuna()
     base = check_sweep(space)
-    _check_folder(folder, space, base, resume=resume)
+    check_folder(folder, space, base, resume=resume)
     with lock_folder(folder):
         save_config(base, folder / EXPERIMENT_FILE)
         save_config(space.config, folder / SWEEP_FILE)  # last: where it is, --resume goes on
@@ -224,7 +225,8 @@ def _check_objective(config: SweepConfig, experiment: Experiment, spec: EnvSpec)
         )
 
 
-def _check_folder(folder: Path, space: Space, base: Experiment, *, resume: bool) -> None:
+def check_folder(folder: Path, space: Space, base: Experiment, *, resume: bool) -> None:
+    """UserError where the folder holds what a sweep must not continue, or what ``resume`` cannot."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; choose another --run-dir")
     if not (folder / SWEEP_FILE).exists():
@@ -237,16 +239,12 @@ def _check_folder(folder: Path, space: Space, base: Experiment, *, resume: bool)
         raise UserError(f"{folder} already holds a sweep; add --resume to continue, or choose another --run-dir")
     started = load_config(SweepConfig, folder / SWEEP_FILE), load_config(Experiment, folder / EXPERIMENT_FILE)
     for before, after in zip(started, (space.config, base), strict=True):
-        _refuse_changes(flat_settings(before), flat_settings(after), folder)
-
-
-def _refuse_changes(before: Mapping[str, Any], after: Mapping[str, Any], folder: Path) -> None:
-    keys = [key for key in {**before, **after} if before.get(key) != after.get(key) and key not in MAY_CHANGE]
-    if keys:
-        listed = "; ".join(f"{key} was {before.get(key)}, is {after.get(key)}" for key in keys[:4])
-        raise UserError(
-            f"{folder} was started with other settings: {listed}. Set them back or choose another --run-dir; "
-            f"only these may change: {', '.join(MAY_CHANGE)}"
+        refuse_changes(
+            flat_settings(before),
+            flat_settings(after),
+            where=str(folder),
+            may_change=lambda key: among(key, MAY_CHANGE),
+            named=", ".join(MAY_CHANGE),
         )
 
 
