@@ -1,4 +1,4 @@
-"""Vision-language models as the hub has them, read from folders (``huggingface-cli download``) by ``transformers``.
+"""Vision-language models as the hub has them, read from folders (``hf download``) by ``transformers``.
 
 Nothing is ever downloaded here.
 """
