@@ -26,6 +26,8 @@ from vla_rl.cli.training import Sweep
 from vla_rl.config.environments import make_env
 from vla_rl.config.errors import ConfigError
 from vla_rl.config.loader import load_config, save_config
+from vla_rl.report import write_sweep_page
+from vla_rl.report.table import print_sweep
 from vla_rl.runners.train import train
 from vla_rl.runs.run_dir import SWEEP_FILE, read_stages
 from vla_rl.sweep.config import Pruning, Range, SweepConfig
@@ -90,6 +92,18 @@ def test_a_failed_trial_is_recorded_and_the_sweep_goes_on(config: Path, tmp_path
     assert failed["message"] in check(tmp_path / "sweep" / "sweep.html").text
     again = sweep(space_of(config, tmp_path, text), tmp_path / "sweep", resume=True, command="vla-rl sweep")
     assert again == result
+
+
+def test_settings_of_one_last_name_have_titles_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"algorithm.update.learning_rate": 1e-4, "start.bc.learning_rate": 1e-3, "algorithm.chunks": 2}
+    trial = {"state": "complete", "value": 0.5, "settings": settings, "message": "", "seconds": 3.0, "curve": [0.5]}
+    values = {name: [value, 2 * value] for name, value in settings.items()}
+    result = {"objective": "validation", "settings": values, "trials": [trial | {"trial": i} for i in range(2)]}
+    print_sweep(result)
+    words = capsys.readouterr().out.splitlines()[0].split()
+    assert words[2:6] == ["validation", "update.learning_rate", "bc.learning_rate", "chunks"]
+    shown = check(write_sweep_page(result | {"command": "vla-rl sweep"}, tmp_path / "sweep.html")).text
+    assert "objectiveupdate.learning_ratebc.learning_ratechunkswall time" in shown
 
 
 @pytest.mark.parametrize(
