@@ -69,7 +69,7 @@ def refuse_changes(
     named: str,
 ) -> list[str]:
     """The settings that differ. UserError, naming those, where one differs that must not; ``named``: which may."""
-    differing = [key for key in before | after if before.get(key) != after.get(key)]
+    differing = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     if refused := [key for key in differing if not may_change(key)]:
         listed = "; ".join(f"{key} was {_show(before, key)}, is {_show(after, key)}" for key in refused[:4])
         more = f"; and {len(refused) - 4} more" if len(refused) > 4 else ""
