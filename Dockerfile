@@ -1,7 +1,8 @@
 # What `make install` does, in an image: docker build -t vla-rl . && docker run --rm vla-rl vla-rl doctor
 FROM python:3.11-slim-bookworm
 
-# Mesa's EGL renders without a GPU; git names the revision in results; make runs the two commands.
+# Mesa's EGL renders without a GPU; make runs the two commands; git is for the dev container. The image itself has no
+# .git, so bundles and results that it writes name no revision.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --no-install-recommends --yes git libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri make \

@@ -39,7 +39,7 @@ from sims.tabletop.scene import CONTROL_HZ
 from sims.tabletop.tasks.registry import TASKS
 from sims.vector_env import StartState, VectorEnv
 from tests.ros.cell import ROOT, Cell
-from vla_rl.bench.record import Row, row, write_record
+from vla_rl.bench.record import RESULTS, Row, row, write_record
 from vla_rl.runners.evaluate import PolicyActor, run_episodes
 
 if TYPE_CHECKING:
@@ -255,7 +255,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of uninterrupted control, each way")
     parser.add_argument("--slow-inference", type=float, default=0.13, metavar="S", help="during that, at least")
     parser.add_argument("--image", type=int, nargs=2, default=(480, 640), metavar=("HEIGHT", "WIDTH"))
-    parser.add_argument("--name", default="robot", help="of the file in benchmarks/results")
+    parser.add_argument("--name", default="robot", help="of the file in the folder of --out")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record (default: benchmarks/results)")
     parser.add_argument("--json", action="store_true", help="the record on standard output")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -272,6 +273,7 @@ def main() -> None:
         options.name,
         rows,
         command="python -m benchmarks.robot " + " ".join(["BUNDLE", *sys.argv[2:]]),
+        folder=options.out,
         bench="robot",
         bundle={"sha256": info.sha256, "max_prefix": policy_spec(options.bundle).max_prefix},
     )

@@ -30,27 +30,26 @@ class PluginError(UserError):
     """An installed plugin cannot be loaded or clashes with another; the message names it."""
 
 
-def plugins(group: str) -> dict[type[Any], Constructor]:
-    """Configuration class -> constructor of every entry point of ``group``. Raises PluginError."""
-    return dict(_load(entry) for entry in sorted(entry_points(group=group), key=lambda entry: entry.name))
-
-
 def with_plugins(built_in: Mapping[type[Any], Constructor], group: str) -> dict[type[Any], Constructor]:
-    """``built_in`` and the plugins of ``group``. Raises PluginError where two classes have the same ``name``."""
+    """``built_in`` and what the entry points of ``group`` name: configuration class -> constructor.
+
+    Raises PluginError for a plugin that cannot be loaded, and where two classes have the same ``name``.
+    """
     merged = dict(built_in)
-    for config_class, constructor in plugins(group).items():
+    taken = {config_name(known): f"the built-in {known.__qualname__}" for known in built_in}
+    for entry in _entries(group):
+        config_class, constructor = _load(entry)
         name = config_name(config_class)
-        same = [known.__qualname__ for known in merged if config_name(known) == name]
-        if same:
-            raise PluginError(f"{group}: {config_class.__qualname__} and {same[0]} are both named {name!r}")
-        merged[config_class] = constructor
+        if name in taken:
+            raise PluginError(f"{_where(entry)} and {taken[name]} are both named {name!r}; uninstall a distribution")
+        merged[config_class], taken[name] = constructor, _where(entry)
     return merged
 
 
 def with_named_plugins(built_in: Mapping[str, T], group: str, *, kind: Any = Callable) -> dict[str, T]:
     """``built_in`` and what ``group`` names, by the entry points' names. Raises PluginError: not a ``kind``."""
     merged = dict(built_in)
-    for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
+    for entry in _entries(group):
         if entry.name in merged:
             raise PluginError(f"{_where(entry)}: there is another of that name")
         merged[entry.name] = _import(entry)
@@ -65,6 +64,10 @@ def config_name(config_class: type[Any]) -> str:
     if len(values) != 1:
         raise TypeError(f"{config_class.__qualname__} needs a field like name: Literal['my_name'] = 'my_name'")
     return str(values[0])
+
+
+def _entries(group: str) -> list[EntryPoint]:
+    return sorted(entry_points(group=group), key=lambda entry: entry.name)
 
 
 def _load(entry: EntryPoint) -> tuple[type[Any], Constructor]:

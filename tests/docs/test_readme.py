@@ -1,9 +1,11 @@
-"""The Python example of README.md and docs/training.md, and the links of the Markdown files outside the site."""
+"""The Python example of README.md and docs/training.md; links and commands of the Markdown files."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,12 +18,32 @@ from tests.docs.pages import INCLUDED, ROOT, code
 from vla_rl.api import load_experiment, make_env, roll_out
 
 EXAMPLE = ROOT / "notebooks" / "example.py"
+SYSTEM_COMMANDS = {"cd", "export", "mkdir", "make", "docker", "python", ".venv/bin/pre-commit"}
+BROUGHT_BY = {
+    "vla-rl": "vla_rl",
+    "pip": "pip",
+    "pytest": "pytest",
+    "ray": "ray",
+    "tensorboard": "tensorboard",
+    "hf": "huggingface_hub",
+}
 LINK = re.compile(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"")
 
 
 def markdown_files() -> list[Path]:
     listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
     return [ROOT / name for name in listed.stdout.split() if not name.startswith("vla_rl/starter/")]
+
+
+def test_documented_commands_exist() -> None:
+    """The first word of every command in the documentation, where the distribution that brings it is installed."""
+    blocks = [block.replace("\\\n", " ") for page in markdown_files() for block in code(page, "sh")]
+    lines = [line for block in blocks for line in block.splitlines() if line and line[0] not in " #"]
+    words = {line.split()[0] for line in lines} - SYSTEM_COMMANDS
+    assert words <= set(BROUGHT_BY)
+    for word in words:
+        if find_spec(BROUGHT_BY[word]) is not None:
+            assert entry_points(group="console_scripts", name=word), word
 
 
 def test_the_readme_shows_the_example_that_is_tested() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
 
+from policies.device import Device
 from sims.chunk import step_chunk
 from sims.vector_env import StartState, VectorEnv
 from sims.verification.conformance import CHECKS, MAX_STEPS, same, starts
@@ -14,7 +16,9 @@ from tests.rewards.continuation import check_episodes_continue
 from tests.rewards.small_classifier import ALWAYS, NEVER, untrained
 from tests.sims.environments_to_check import ENVIRONMENTS
 from tests.worlds import ChainEnv, PointEnv
+from vla_rl.rewards.bundle import CLASSIFIER, save_reward_model
 from vla_rl.rewards.classified_env import ClassifiedEnv
+from vla_rl.rewards.registry import ClassifierConfig, with_reward
 from vla_rl.rewards.scorer import RewardModelError, sensors_of
 
 
@@ -121,3 +125,23 @@ def test_another_camera_or_size_is_one_clear_error() -> None:
     ):
         with pytest.raises(RewardModelError, match=message):
             ClassifiedEnv(env, untrained(dataclasses.replace(sensors, **changes), threshold=0.5))
+
+
+def test_a_classifier_that_does_not_read_the_state_works_where_it_has_another_length() -> None:
+    env = PointEnv(num_envs=2)
+    longer = dataclasses.replace(sensors_of(env.spec), state_dim=env.spec.state_dim + 1)
+    rewarded = ClassifiedEnv(env, untrained(longer, threshold=ALWAYS))
+    rewarded.reset(start=starts(env, 0, 1))
+    assert rewarded.step(torch.zeros(2, env.spec.action_dim)).success.all()
+
+
+def test_a_run_in_bfloat16_classifies_in_float32(tmp_path: Path) -> None:
+    """As its threshold was chosen."""
+    env = PointEnv(num_envs=4)
+    env.reset(start=starts(env, 0, 1, 2, 3))
+    model = untrained(sensors_of(env.spec), threshold=NEVER)
+    save_reward_model(CLASSIFIER, model, tmp_path, tasks=env.spec.tasks)
+    device = Device(device=torch.device("cpu"), precision="bfloat16")
+    rewarded = with_reward(ClassifierConfig(path=tmp_path), env, device)
+    assert isinstance(rewarded, ClassifiedEnv)
+    assert torch.equal(rewarded.detector.classifier.logit(env.observe()), model.logit(env.observe()))

@@ -111,6 +111,9 @@ def test_a_file_holds_the_pairs_and_its_errors_name_the_line(recorded: LabeledEp
         path.write_text("\n".join([lines[0], json.dumps(wrong)]))
         with pytest.raises(RewardModelError, match=message):
             read_pairs(path, recorded)
+    path.write_bytes(lines[0].encode() + b"\n\xff")
+    with pytest.raises(RewardModelError, match=r"line 2: .*can't decode byte 0xff"):
+        read_pairs(path, recorded)
     with pytest.raises(RewardModelError, match="no such file of labeled pairs"):
         read_pairs(tmp_path / "other.jsonl", recorded)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -59,6 +60,26 @@ def test_clip_is_the_distance_to_the_goal_along_the_line_from_the_baseline(proje
         matrix = projection * line + (1 - projection) * torch.eye(len(goal))
         expected = (1 - (matrix @ (seen - goal)).square().sum() / 2).clamp(min=0)
         torch.testing.assert_close(got[i], expected, atol=1e-5, rtol=0)
+
+
+def test_an_instruction_that_is_too_long_for_clip_is_named(models: Path) -> None:
+    long = " ".join(["reach the red block"] * 10)
+    obs = dataclasses.replace(observed(), instruction=encode_instructions([long] * 3))
+    with pytest.raises(RewardModelError, match=r"clip reads at most 32 tokens, .*'a robot arm that .* has \d\d"):
+        ClipProgress(ClipRewardConfig(path=models / "clip"), CPU).progress(obs)
+
+
+def test_progress_by_a_clip_model_in_bfloat16_is_computed_in_float32(models: Path, tmp_path: Path) -> None:
+    """Near 1 bfloat16 has steps of 1/256; it is the change that is paid."""
+    clip_folder(tmp_path)
+    CLIPModel.from_pretrained(tmp_path).to(torch.bfloat16).save_pretrained(tmp_path)
+    images = torch.randint(0, 256, (64, 1, 32, 32, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    obs = Observation(images=images, state=torch.zeros(64, 2), instruction=encode_instructions(TEXTS[:1] * 64))
+    got = ClipProgress(ClipRewardConfig(path=tmp_path), CPU).progress(obs)
+    assert len(got.unique()) > 50
+    torch.testing.assert_close(
+        got, ClipProgress(ClipRewardConfig(path=models / "clip"), CPU).progress(obs), atol=2e-3, rtol=0
+    )
 
 
 def test_an_answer_is_the_share_of_its_first_token(models: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sims.plugins import PluginError, plugins, with_named_plugins, with_plugins
+from sims.plugins import PluginError, with_named_plugins, with_plugins
 from sims.tabletop.task import Task
 from sims.tabletop.tasks.registry import PLUGIN_GROUP as TABLETOP_TASKS
 from sims.tabletop.tasks.registry import TASKS
@@ -62,10 +63,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_entry_points_of_the_group_are_loaded(site: Path) -> None:
     install(site, "corridor_sim:SIMULATOR")
-    ((config_class, constructor),) = plugins("vla_rl.simulators").items()
+    ((config_class, constructor),) = with_plugins({}, "vla_rl.simulators").items()
     env = constructor(config_class(num_envs=3))
     assert (env.spec.name, env.spec.num_envs) == ("chain", 3)
-    assert plugins("vla_rl.policies") == {}
+    assert with_plugins({}, "vla_rl.policies") == {}
 
 
 @pytest.mark.parametrize(
@@ -81,20 +82,41 @@ def test_entry_points_of_the_group_are_loaded(site: Path) -> None:
 def test_error_of_a_broken_plugin_names_it(site: Path, entry: str, message: str) -> None:
     install(site, entry)
     with pytest.raises(PluginError, match=rf"plugin 'corridor' of corridor-sim \(vla_rl\.simulators: .*{message}"):
-        plugins("vla_rl.simulators")
+        with_plugins({}, "vla_rl.simulators")
 
 
 def test_plugin_module_that_raises(site: Path) -> None:
     install(site, "corridor_sim:SIMULATOR", module="raise RuntimeError('no license')")
     with pytest.raises(PluginError, match=r"'corridor' of corridor-sim .*RuntimeError: no license"):
-        plugins("vla_rl.simulators")
+        with_plugins({}, "vla_rl.simulators")
 
 
 def test_two_configuration_classes_of_one_name(site: Path) -> None:
     install(site, "corridor_sim:SIMULATOR")
-    registered = plugins("vla_rl.simulators")
-    with pytest.raises(PluginError, match="CorridorConfig and CorridorConfig are both named 'corridor'"):
+    registered = with_plugins({}, "vla_rl.simulators")
+    named = r"'corridor' of corridor-sim .* and the built-in CorridorConfig are both named 'corridor'; uninstall"
+    with pytest.raises(PluginError, match=named):
         with_plugins(registered, "vla_rl.simulators")
+
+
+def test_two_distributions_of_one_name_are_both_named(site: Path) -> None:
+    install(site, "corridor_sim:SIMULATOR")
+    other = site / "hallway-1.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: hallway\nVersion: 1.0\n")
+    (other / "entry_points.txt").write_text("[vla_rl.simulators]\nhallway = corridor_sim:SIMULATOR\n")
+    with pytest.raises(PluginError, match=r"'hallway' of hallway .* and plugin 'corridor' of corridor-sim"):
+        with_plugins({}, "vla_rl.simulators")
+
+
+def test_a_simulator_of_a_name_that_the_robot_has(site: Path) -> None:
+    """An error that says which distribution it is, in a new interpreter, as after ``pip install``."""
+    install(site, "corridor_sim:SIMULATOR", module=MODULE.replace('"corridor"', '"robot"'))
+    path = os.pathsep.join([str(site), str(Path(__file__).parents[2])])
+    command = [sys.executable, "-c", "import vla_rl.config.experiment"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert "'corridor' of corridor-sim" in done.stderr
+    assert "and the built-in RobotConfig are both named 'robot'" in done.stderr
 
 
 def test_an_experiment_selects_a_registered_simulator(site: Path) -> None:

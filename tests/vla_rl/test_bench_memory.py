@@ -12,8 +12,9 @@ from policies.policy import set_frozen, trained_parameters
 from policies.registry import build_policy
 from tests.policies.encoding import encode
 from tests.policies.pretrained.toy import toy
+from tests.policies.small_configs import CONFIGS
 from vla_rl.bench.example import EXAMPLE_ROBOT
-from vla_rl.bench.memory import training_memory
+from vla_rl.bench.memory import policy_memory, training_memory
 from vla_rl.bench.policy import observations
 
 
@@ -37,3 +38,11 @@ def test_weights_gradients_and_optimizer_are_predicted_to_the_byte(frozen: tuple
     assert len(trained) == len(trained_parameters(policy))
     assert predicted["gradients and AdamW"] == pytest.approx(state / 1e9, rel=1e-9)
     assert predicted["weights"] == pytest.approx(sum(one.nbytes for one in policy.parameters()) / 1e9, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", sorted({config.name for config in CONFIGS.values()}))
+def test_every_policy_is_predicted(name: str) -> None:
+    """By its registered name; those that deep-copy modules while they are built too."""
+    rows = policy_memory(CONFIGS[name])
+    assert rows[0]["value"] == sum(one.numel() for one in build_policy(CONFIGS[name], EXAMPLE_ROBOT).parameters())
+    assert all(row["value"] > 0 for row in rows)

@@ -8,9 +8,13 @@ import torch
 from policies.bundle import save_bundle
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import RobotSpec
+from policies.residual.policy import ResidualPolicy
 from sims.errors import UserError
 from sims.tabletop import TabletopConfig, TabletopEnv
-from vla_rl.bench.train import Measured, bench_train, time_rows
+from vla_rl.bench.train import Measured, bench_train, time_rows, untrained
+from vla_rl.config.environments import make_env
+from vla_rl.config.experiment import Experiment
+from vla_rl.config.loader import load_config
 
 CONFIG = """
 sim: {name: tabletop, tasks: [reach], num_envs: 2, max_steps: 12, cameras: []}
@@ -41,6 +45,17 @@ def test_achieved_over_attainable_of_an_experiment(config: Path) -> None:
     assert rows["achieved / attainable"]["value"] == pytest.approx(parts / total)
     assert sum(rows[name]["value"] for name in (*stages, "sync", "other") if name in rows) == pytest.approx(total)
     assert rows["transfers, unnamed"]["value"] == 0
+
+
+def test_the_residual_is_measured_that_would_be_trained(config: Path) -> None:
+    with_residual = config.with_name("residual.yaml")
+    with_residual.write_text("extends: config.yaml\nstart: {residual: {scale: 0.1}}\n")
+    experiment = load_config(Experiment, with_residual, ["--device", "cpu"])
+    env = make_env(experiment.sim)
+    assert isinstance(untrained(experiment, env), ResidualPolicy)
+    env.close()
+    rows = {row["name"]: row for row in bench_train(with_residual, device="cpu")}
+    assert {name for name, row in rows.items() if row["against"]} >= {"simulate", "encode", "infer", "learn"}
 
 
 def test_other_algorithms_are_refused(config: Path) -> None:

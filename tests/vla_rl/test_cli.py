@@ -16,10 +16,14 @@ import pytest
 from safetensors import SafetensorError
 
 from episodes.schema import StoreFull
+from policies.bundle import save_bundle
+from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from sims.errors import UserError
 from sims.numbers.finite import NotFinite
 from sims.subproc.termination import Terminated
 from tests.vla_rl.run_folder import make_run
+from vla_rl.bench.example import EXAMPLE_ROBOT
+from vla_rl.bench.program import robot_rows
 from vla_rl.cli import main as cli
 from vla_rl.cli.result import Result, show
 from vla_rl.cli.reward import FitClassifier
@@ -109,6 +113,16 @@ def test_wrong_input_is_one_message_and_code_2(
     assert "Traceback" not in captured.err
 
 
+RECORDING = """
+import argparse, json, pathlib
+parser = argparse.ArgumentParser()
+parser.add_argument("bundle")
+parser.add_argument("--out", type=pathlib.Path, default="benchmarks/results")
+folder = parser.parse_args().out
+(folder / "robot.json").write_text(json.dumps({"rows": [{"name": "filter_us"}]}))
+"""
+
+
 def test_bench_peers_says_what_it_needs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -117,9 +131,30 @@ def test_bench_peers_says_what_it_needs(
         assert (
             "no peer is available. Install stable-baselines3, or give checkouts: --cleanrl" in capsys.readouterr().err
         )
-    monkeypatch.setattr("vla_rl.bench.peers.CHECKOUT", tmp_path)  # as from a wheel
+    monkeypatch.setattr("vla_rl.bench.program.CHECKOUT", tmp_path)  # as from a wheel
     assert exit_code("bench", "peers") == 2
     assert "bench peers is a program of the repository: clone it" in capsys.readouterr().err
+
+
+def test_bench_robot_leaves_the_committed_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With a program of that name that writes where it is told to, and nothing on a second call."""
+    save_bundle(GaussianPolicy(GaussianPolicyConfig(action_horizon=4, hidden=(8,)), EXAMPLE_ROBOT), tmp_path / "bundle")
+    record, program = tmp_path / "benchmarks/results/robot.json", tmp_path / "benchmarks/robot.py"
+    record.parent.mkdir(parents=True)
+    record.write_text('{"rows": []}')
+    program.write_text(RECORDING)
+    python = tmp_path / ".venv-ros/bin/python"
+    monkeypatch.setattr("vla_rl.bench.program.CHECKOUT", tmp_path)
+    if find_spec("rclpy") is None:
+        with pytest.raises(UserError, match="bench robot needs ROS"):
+            robot_rows(tmp_path / "bundle")
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    assert robot_rows(tmp_path / "bundle") == [{"name": "filter_us"}]
+    assert record.read_text() == '{"rows": []}'
+    program.write_text("raise SystemExit(3)")
+    with pytest.raises(RuntimeError, match="ended with exit code 3"):
+        robot_rows(tmp_path / "bundle")
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from vla_rl.bench.world_model import world_model_rows
 from vla_rl.config.controls import CONTROLS
 from vla_rl.config.experiment import Experiment, FromBundle
 from vla_rl.config.loader import load_config, save_config
+from vla_rl.config.packaged import find_config
 from vla_rl.doctor.check import Check
 from vla_rl.doctor.checks import check_log_probs
 
@@ -237,6 +238,11 @@ def test_doctor_tells_a_fault_of_the_policy_from_other_errors(
     skipped = check_log_probs(tmp_path / "off_policy")
     assert skipped["status"] == "missing"
     assert "no importance ratios" in skipped["detail"]
+    (tmp_path / "logs").mkdir()
+    save_config(load_config(Experiment, find_config(Path("imagined_logs"))), tmp_path / "logs" / "config.yaml")
+    from_logs = check_log_probs(tmp_path / "logs")
+    assert from_logs["status"] == "missing"
+    assert "without a simulator" in from_logs["detail"]
 
 
 def test_bench() -> None:

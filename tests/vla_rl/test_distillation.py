@@ -196,14 +196,15 @@ def test_every_element_of_the_action_has_a_gradient(gripper: Any) -> None:
 
 
 def test_a_bundle_of_one_step_and_both_success_rates(tmp_path: Path) -> None:
-    """Started again, it continues: nothing is recorded or fitted twice."""
-    settings = ("distillation.episodes", "2", "distillation.fit.steps", "4", "distillation.fit.batch_size", "4")
+    """Of fewer episodes than environments. Started again, it continues: nothing is recorded or fitted twice."""
+    settings = ("distillation.episodes", "2", "distillation.fit.steps", "4", "distillation.fit.batch_size", "4",
+                "evaluation.episodes", "2")  # fmt: skip
     overrides = [f"--{word}" if "." in word else word for word in settings]
     experiment = load_config(Experiment, TINY, overrides)
     with closing(make_env(experiment.sim)) as env:
         save_bundle(DenoisingPolicy(SMALL, RobotSpec.of(env.spec)), tmp_path / "teacher")
     result = distill(experiment, tmp_path / "teacher", tmp_path / "out")
-    assert result["teacher"]["episodes"] == result["student"]["episodes"] == 4
+    assert result["teacher"]["episodes"] == result["student"]["episodes"] == 2
     assert load_bundle(Path(result["bundle"])).config.act.steps == 1
     again = distill(experiment, tmp_path / "teacher", tmp_path / "out")
     assert len(EpisodeStore(tmp_path / "out" / "episodes").entries()) == 2

@@ -1,5 +1,6 @@
 """The recipes in launch/: files that parse, whose commands and settings exist."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -119,6 +120,28 @@ def test_the_batch_script_is_bash_and_its_command_exists(name: str) -> None:
     experiment = load_experiment(command.config, command.settings())
     assert experiment.cluster is not None and experiment.cluster.address == "127.0.0.1:6379"
     assert experiment.algorithm.rollout_shards == 8
+
+
+def test_every_srun_of_the_batch_script_has_the_cores_of_its_node(tmp_path: Path) -> None:
+    """Slurm since 22.05 gives each step one core unless it is told; here ``srun`` writes down what it would give."""
+    told = tmp_path / "told"
+    commands = {
+        "srun": f'echo "${{SRUN_CPUS_PER_TASK:-1}} $*" >> {told}\n[[ $* == *hostname* ]] && echo 10.0.0.1 || true',
+        "scontrol": "echo node-1",
+        "openssl": "echo token",
+        "sleep": "true",
+        "vla-rl": "true",
+    }
+    for name, body in commands.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    job = {"SLURM_JOB_NODELIST": "node-[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_PER_TASK": "16"}
+    environment = {**os.environ, **job, "SLURM_JOB_ID": "7", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    script = ["bash", str(LAUNCH / "slurm.sbatch"), "quickstart", str(tmp_path / "run")]
+    subprocess.run(script, env=environment, check=True, timeout=60, capture_output=True)  # until all steps end
+    started = [line for line in told.read_text().splitlines() if "ray start" in line]
+    assert len(started) == 2
+    assert all(line.startswith("16 ") and "--num-cpus=16" in line for line in started)
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'vla-rl[ray]'")

@@ -25,13 +25,15 @@ from vla_rl.cli.main import main
 from vla_rl.cli.training import Sweep
 from vla_rl.config.environments import make_env
 from vla_rl.config.errors import ConfigError
-from vla_rl.config.loader import load_config
+from vla_rl.config.loader import load_config, save_config
+from vla_rl.report import write_sweep_page
+from vla_rl.report.table import print_sweep
 from vla_rl.runners.train import train
-from vla_rl.runs.run_dir import read_stages
+from vla_rl.runs.run_dir import SWEEP_FILE, read_stages
 from vla_rl.sweep.config import Pruning, Range, SweepConfig
 from vla_rl.sweep.space import MOST_CORNERS, Space
 from vla_rl.sweep.study import Pruned, open_trials
-from vla_rl.sweep.sweep import check_sweep, load_space, sweep
+from vla_rl.sweep.sweep import EXPERIMENT_FILE, check_folder, check_sweep, load_space, sweep
 
 CONFIG = """
 seed: 3
@@ -92,6 +94,18 @@ def test_a_failed_trial_is_recorded_and_the_sweep_goes_on(config: Path, tmp_path
     assert again == result
 
 
+def test_settings_of_one_last_name_have_titles_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"algorithm.update.learning_rate": 1e-4, "start.bc.learning_rate": 1e-3, "algorithm.chunks": 2}
+    trial = {"state": "complete", "value": 0.5, "settings": settings, "message": "", "seconds": 3.0, "curve": [0.5]}
+    values = {name: [value, 2 * value] for name, value in settings.items()}
+    result = {"objective": "validation", "settings": values, "trials": [trial | {"trial": i} for i in range(2)]}
+    print_sweep(result)
+    words = capsys.readouterr().out.splitlines()[0].split()
+    assert words[2:6] == ["validation", "update.learning_rate", "bc.learning_rate", "chunks"]
+    shown = check(write_sweep_page(result | {"command": "vla-rl sweep"}, tmp_path / "sweep.html")).text
+    assert "objectiveupdate.learning_ratebc.learning_ratechunkswall time" in shown
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -114,6 +128,19 @@ def test_a_failed_trial_is_recorded_and_the_sweep_goes_on(config: Path, tmp_path
 def test_wrong_settings_are_refused_before_anything_runs(config: Path, tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_sweep(space_of(config, tmp_path, text))
+
+
+def test_an_objective_of_a_task_without_validation_episodes_is_refused(tmp_path: Path) -> None:
+    env = make_env(TabletopConfig(tasks=("reach", "push"), num_envs=2, max_steps=12, cameras=()))
+    env.close()
+    save_bundle(GaussianPolicy(GaussianPolicyConfig(), RobotSpec.of(env.spec)), tmp_path / "start")
+    (tmp_path / "config.yaml").write_text(CONFIG.replace("[reach]", "[reach, push]"))
+    file = tmp_path / "sweep.yaml"
+    file.write_text("settings: {algorithm.chunks: [1, 2]}\nobjective: validation/push")
+    check_sweep(load_space(tmp_path / "config.yaml", (), file))
+    overrides = ("--evaluation.validation_episodes", "1")
+    with pytest.raises(UserError, match=r"no episode of push; set .*validation_episodes to at least 2, got 1"):
+        check_sweep(load_space(tmp_path / "config.yaml", overrides, file))
 
 
 @pytest.mark.parametrize(
@@ -140,6 +167,34 @@ def test_an_override_that_no_trial_would_have_is_refused(
     file.write_text("settings: {algorithm.chunks: [1, 2]}")
     with pytest.raises(UserError, match=message):
         load_space(config, overrides, file).check()
+
+
+def test_relative_paths_among_the_choices_are_of_the_folder_of_the_sweep_file(config: Path, tmp_path: Path) -> None:
+    space = space_of(config, tmp_path, "settings: {start.path: [one, ../two], algorithm.chunks: {low: 1, high: 2}}")
+    chosen = [settings["start.path"] for settings in space.each_value()]
+    assert chosen == [str(tmp_path / "one"), str(tmp_path.parent / "two")]
+    assert space.config.settings["algorithm.chunks"] == Range(low=1, high=2)
+
+
+@pytest.mark.parametrize(
+    "overrides", ["--checkpoint_every 1", "--sim.threads 1", "--cluster.collectors 1", "--compile true", "--trace 1"]
+)
+def test_a_sweep_resumes_with_settings_on_which_results_do_not_depend(
+    config: Path, tmp_path: Path, overrides: str
+) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text("settings: {algorithm.gae_lambda: [0.9, 0.95]}")
+    started = load_space(config, (), file)
+    (tmp_path / "sweep").mkdir()
+    save_config(started.config, tmp_path / "sweep" / SWEEP_FILE)
+    save_config(started.experiment({}, 0), tmp_path / "sweep" / EXPERIMENT_FILE)
+    wanted = load_space(config, overrides.split(), file)
+    check_folder(tmp_path / "sweep", wanted, wanted.experiment({}, 0), resume=True)
+    for refused in ("algorithm.iterations 4", "evaluation.validate_every 2", "sim.max_steps 13"):
+        other = load_space(config, f"--{refused}".split(), file)
+        name = refused.split()[0]
+        with pytest.raises(UserError, match=rf"{name} was \d+, is \d+\..*only these may change: trials, budget_hours"):
+            check_folder(tmp_path / "sweep", other, other.experiment({}, 0), resume=True)
 
 
 def test_many_combinations_are_sampled_and_each_value_occurs(config: Path) -> None:

@@ -5,6 +5,7 @@ An update runs on fake tensors, which have shapes and no numbers; the peak is wh
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -82,8 +83,10 @@ def training_memory(config: Any, frozen: Sequence[str] = (), batch: int = 1) -> 
 
     The parts add up to the peak. AdamW's temporaries are those it has on a GPU, one more copy of the trained weights.
     """
-    with FakeTensorMode(), Storages() as storages:
-        policy = build_policy(config, EXAMPLE_ROBOT)
+    with OneFakeMode(), Storages() as storages:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # torch's own, in a deep copy
+            policy = build_policy(config, EXAMPLE_ROBOT)
         set_frozen(policy, frozen)
         work = _warm_update(policy, batch)
         storages.peak = storages.now
@@ -109,6 +112,13 @@ def _warm_update(policy: Policy, batch: int) -> Callable[[], None]:
     optimizer.step()
     optimizer.zero_grad()
     return lambda: update(policy, record, trace, optimizer)
+
+
+class OneFakeMode(FakeTensorMode):
+    """Stays the mode of modules that are deep-copied while they are built; tensors of two modes do not mix."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OneFakeMode:
+        return self
 
 
 class Storages(TorchDispatchMode):

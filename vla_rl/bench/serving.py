@@ -1,21 +1,17 @@
-"""``vla-rl bench latency`` and ``bench robot``: how quickly a bundle answers, alone and over the ROS wire."""
+"""``vla-rl bench latency``: how quickly a bundle answers."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 
-from policies.bundle import read_bundle_info, save_bundle
+from policies.bundle import copy_bundle, save_bundle
 from policies.registry import DEFAULT_POLICY, build_policy
 from real_robot.serving.backends import ChunkBackend
 from real_robot.serving.onnx.export import export_onnx
@@ -38,7 +34,11 @@ def latency_rows(bundle: Path | None, runtimes: Sequence[Runtime] = get_args(Run
     from torch._inductor.exc import InductorError
 
     with tempfile.TemporaryDirectory() as folder:
-        copy = copy_bundle(bundle, Path(folder) / "bundle")
+        copy = Path(folder) / "bundle"  # to export from, since the bundle's own graph may be out of date
+        if bundle is None:
+            save_bundle(build_policy(DEFAULT_POLICY(), EXAMPLE_ROBOT), copy)
+        else:
+            copy_bundle(bundle, copy)
         rows: list[Row] = []
         for runtime in runtimes:
             try:
@@ -53,16 +53,6 @@ def latency_rows(bundle: Path | None, runtimes: Sequence[Runtime] = get_args(Run
             for share, value, reference in zip((50, 99), quantiles, eager, strict=True):
                 rows.append(row(f"{runtime} p{share}", value, "ms", ratio=reference / value, against="eager"))
     return rows
-
-
-def copy_bundle(bundle: Path | None, copy: Path) -> Path:
-    """A copy to export from, since the bundle's own graph may be out of date; None: the default policy, untrained."""
-    if bundle is None:
-        save_bundle(build_policy(DEFAULT_POLICY(), EXAMPLE_ROBOT), copy)
-    else:
-        read_bundle_info(bundle)
-        shutil.copytree(bundle, copy)
-    return copy
 
 
 def request_seconds(backend: ChunkBackend) -> list[float]:
@@ -85,19 +75,3 @@ def request_seconds(backend: ChunkBackend) -> list[float]:
         backend.act(request, state)
         times.append(time.perf_counter() - started)
     return times[10:]
-
-
-def bench_robot(bundle: Path) -> list[Row]:
-    """What ``benchmarks/robot.py`` measures of a bundle: timing, latency and success over the ROS wire."""
-    root = Path(__file__).parents[2]
-    program = root / "benchmarks" / "robot.py"
-    read_bundle_info(bundle)
-    if not program.exists():
-        raise UserError("bench robot needs a checkout of the repository: it runs benchmarks/robot.py")
-    python = Path(sys.executable) if find_spec("rclpy") else root / ".venv-ros" / "bin" / "python"
-    if not python.exists():
-        raise UserError("bench robot needs ROS. Run: make ros")
-    command = [str(python), "-m", "benchmarks.robot", str(bundle.resolve())]
-    subprocess.run(command, cwd=root, check=True, stdout=sys.stderr)
-    rows: list[Row] = json.loads((program.parent / "results" / "robot.json").read_text())["rows"]
-    return rows

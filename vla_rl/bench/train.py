@@ -13,6 +13,7 @@ import torch
 
 from policies.bundle import load_bundle
 from policies.policy import Policy, RobotSpec
+from policies.residual.policy import residual_on
 from sims.errors import UserError
 from sims.tabletop import TabletopConfig
 from sims.vector_env import VectorEnv
@@ -121,12 +122,15 @@ def _make_ppo(experiment: Experiment, env: VectorEnv) -> PPO:
     config = replace(config, critic_warmup=0, rollout_shards=1, staleness=0)
     config = replace(config, update=replace(config.update, target_kl=None, adaptive_rate=False))
     rewarded = with_reward(experiment.reward, env, experiment_device(experiment))
-    return PPO(config, _untrained(experiment, env), rewarded, seed=experiment.seed)
+    return PPO(config, untrained(experiment, env), rewarded, seed=experiment.seed)
 
 
-def _untrained(experiment: Experiment, env: VectorEnv) -> Policy:
-    device = experiment_device(experiment)
+def untrained(experiment: Experiment, env: VectorEnv) -> Policy:
+    """The policy, or the bundle's, with the residual that the configuration puts on it."""
+    device, start, robot = experiment_device(experiment), experiment.start, RobotSpec.of(env.spec)
     torch.manual_seed(experiment.seed)
-    if isinstance(experiment.start, Imitation):
-        return new_policy(experiment.start, RobotSpec.of(env.spec), seed=experiment.seed, device=device)
-    return load_bundle(experiment.start.path, robot=RobotSpec.of(env.spec), device=device)
+    if isinstance(start, Imitation):
+        policy = new_policy(start, robot, seed=experiment.seed, device=device)
+    else:
+        policy = load_bundle(start.path, robot=robot, device=device)
+    return policy if start.residual is None else device.place(residual_on(policy, start.residual))

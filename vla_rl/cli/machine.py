@@ -153,9 +153,9 @@ class BenchRobot:
     json: Json = False
 
     def run(self) -> Result:
-        from vla_rl.bench.serving import bench_robot
+        from vla_rl.bench.program import robot_rows
 
-        return _measured("robot", self, bench_robot(self.bundle))
+        return _measured("robot", self, robot_rows(self.bundle))
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class BenchPeers:
     json: Json = False
 
     def run(self) -> Result:
-        from vla_rl.bench.peers import peer_rows
+        from vla_rl.bench.program import peer_rows
 
         checkouts = {name: getattr(self, name) for name in ("dppo", "reinflow", "cleanrl")}
         arguments = [part for name, path in checkouts.items() if path for part in (f"--{name}", str(path.resolve()))]

@@ -11,7 +11,8 @@ from pydantic import Field
 
 from real_robot.registry import ENVIRONMENTS as ROBOTS
 from sims.errors import UserError
-from sims.registry import CONSTRUCTORS
+from sims.plugins import with_plugins
+from sims.registry import BUILT_IN, PLUGIN_GROUP
 from sims.vector_env import VectorEnv
 
 
@@ -26,11 +27,9 @@ def _refuse(config: NoSimulatorConfig) -> NoReturn:
     raise UserError("sim.name is none, and this needs a simulator: name one in section sim (for eval: --sim CONFIG)")
 
 
-ENVIRONMENTS: Mapping[type[Any], Callable[[Any], VectorEnv]] = {
-    **CONSTRUCTORS,
-    **ROBOTS,
-    NoSimulatorConfig: _refuse,
-}
+ENVIRONMENTS: Mapping[type[Any], Callable[[Any], VectorEnv]] = with_plugins(
+    {**BUILT_IN, **ROBOTS, NoSimulatorConfig: _refuse}, PLUGIN_GROUP
+)
 
 if TYPE_CHECKING:
     EnvironmentConfig = Any

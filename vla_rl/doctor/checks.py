@@ -222,11 +222,16 @@ def _disk() -> Check:
 
 
 def check_log_probs(run: Path) -> Check:
+    """Of the run's policy, by a rollout in its simulator."""
     from policies.audit import LogProbMismatch
+    from vla_rl.runners.logs import without_simulator
     from vla_rl.runners.reinforce import audit_run
+    from vla_rl.runs.run_dir import load_experiment
 
     fix = "the log-probs could not be compared: the detail says what keeps this run's policy from acting here"
     try:
+        if without_simulator(load_experiment(run)):
+            return _not_audited("the run was made without a simulator, in which log-probs could be audited")
         differences = audit_run(run)
     except LogProbMismatch as error:
         fix = "sampling and training compute different log-probs: do not continue training; report it with this output"
@@ -234,8 +239,11 @@ def check_log_probs(run: Path) -> Check:
     except Exception as error:
         return {"name": "log-prob", "status": "failed", "detail": f"{type(error).__name__}: {error}", "fix": fix}
     if differences is None:
-        detail = "the algorithm of this run has no importance ratios to audit"
-        return {"name": "log-prob", "status": "missing", "detail": detail, "fix": "nothing to do"}
+        return _not_audited("the algorithm of this run has no importance ratios to audit")
     largest = max(one.max for one in differences)
     detail = f"recomputed log-probs differ from the rollout's by at most {largest:.1e} nats"
     return {"name": "log-prob", "status": "ok", "detail": detail, "fix": ""}
+
+
+def _not_audited(detail: str) -> Check:
+    return {"name": "log-prob", "status": "missing", "detail": detail, "fix": "nothing to do"}

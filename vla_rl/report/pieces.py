@@ -135,3 +135,17 @@ def video(path: Path, label: str) -> str:
         f'<div><video controls autoplay loop muted playsinline aria-label="{escape(path.stem)}" '
         f'src="data:video/mp4;base64,{data}"></video><p>{label}</p></div>'
     )
+
+
+def short_names(settings: Iterable[str]) -> dict[str, str]:
+    """Each setting's last names that tell it from the others: a.rate, b.rate and b.size as a.rate, b.rate, size."""
+    paths = {name: name.split(".") for name in settings}
+
+    def short(name: str) -> str:
+        path = paths[name]
+        others = [other for one, other in paths.items() if one != name]
+        lengths = range(1, len(path) + 1)
+        length = next((n for n in lengths if all(other[-n:] != path[-n:] for other in others)), len(path))
+        return ".".join(path[-length:])
+
+    return {name: short(name) for name in paths}

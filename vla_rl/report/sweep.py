@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from vla_rl.report.pieces import ABSENT, AFTER, BEFORE, PALETTE, card, document, duration, figure, section
+from vla_rl.report.pieces import ABSENT, AFTER, BEFORE, PALETTE, card, document, duration, figure, section, short_names
 from vla_rl.report.svg import Line, line_chart, number, percent, scatter_chart, ticks
 
 Trial = Mapping[str, Any]
@@ -25,7 +25,7 @@ def sweep_page(sweep: Mapping[str, Any], folder: Path) -> str:
         _headline(trials, complete, sweep["objective"]),
         _table(trials, complete),
         section("Progress", [_by_trial(complete), _curves(trials)]),
-        section("Settings", [_over_setting(complete, *setting) for setting in sweep["settings"].items()]),
+        section("Settings", _over_settings(complete, sweep["settings"])),
         f"<h2>Reproduce</h2><pre>{escape(sweep['command'])}</pre>",
     ]
     return document(f"Sweep {name}", body)
@@ -47,8 +47,8 @@ def _headline(trials: Sequence[Trial], complete: Sequence[Trial], objective: str
 
 
 def _table(trials: Sequence[Trial], complete: Sequence[Trial]) -> str:
-    names = list(trials[0]["settings"]) if trials else []
-    head = "".join(f'<th class="n">{escape(name.rpartition(".")[2])}</th>' for name in names)
+    names = short_names(trials[0]["settings"] if trials else ())
+    head = "".join(f'<th class="n">{escape(short)}</th>' for short in names.values())
     rows = []
     for trial in trials:
         value = ABSENT if trial["value"] is None else percent(trial["value"])
@@ -102,9 +102,13 @@ def _curves(trials: Sequence[Trial]) -> str:
     return figure("Validation, mean over the seeds so far", chart, colors)
 
 
-def _over_setting(complete: Sequence[Trial], name: str, values: Any) -> str:
+def _over_settings(complete: Sequence[Trial], settings: Mapping[str, Any]) -> list[str]:
     if len(complete) < 2:
-        return ""
+        return []
+    return [_over_setting(complete, name, short, settings[name]) for name, short in short_names(settings).items()]
+
+
+def _over_setting(complete: Sequence[Trial], name: str, short: str, values: Any) -> str:
     if isinstance(values, Mapping):
         scale = math.log10 if values["log"] else float
         ends = [values["low"], values["high"]]
@@ -118,7 +122,6 @@ def _over_setting(complete: Sequence[Trial], name: str, values: Any) -> str:
         marks = [(float(place), _short(value)) for place, value in enumerate(values)]
         points = [(float(values.index(trial["settings"][name])), trial) for trial in complete]
     dots = [(x, trial["value"], f"trial {trial['trial']}: {percent(trial['value'])}") for x, trial in points]
-    short = name.rpartition(".")[2]
     chart = scatter_chart(dots, title=f"Objective over {name}", marks=marks, x_label=short)
     return figure(name, chart, {})
 

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 
 from vla_rl.report.aggregates import groups
 from vla_rl.report.comparison import unique_names
-from vla_rl.report.pieces import duration
+from vla_rl.report.pieces import duration, short_names
 from vla_rl.report.run_data import Rate, RunData, difference, read_run
 from vla_rl.runs.listing import RunSummary
 
@@ -170,8 +170,7 @@ def print_comparison(run_dirs: Sequence[Path]) -> None:
 def print_sweep(result: Mapping[str, Any]) -> None:
     """``result`` as ``vla-rl sweep --json`` prints it, best trial first."""
     trials = result["trials"]
-    names = list(result["settings"])
-    columns = [Column(name.rpartition(".")[2], justify="right") for name in names]
+    columns = [Column(name, justify="right") for name in short_names(result["settings"]).values()]
     table = Table("trial", "state", result["objective"], *columns, "wall time", "note", box=None, pad_edge=False)
     for trial in trials:
         value = "" if trial["value"] is None else f"{trial['value']:.3f}"

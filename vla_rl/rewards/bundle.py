@@ -117,6 +117,13 @@ def load_progress_model(path: Path, device: Device = CPU) -> ProgressModel | Pre
     return load_reward_model(PROGRESS, path, device)
 
 
+def fitted_sha256(path: Path) -> str:
+    """Of all that acts in the model in this folder: its manifest, which names the weights. Raises RewardModelError."""
+    kind = next((kind for kind in (CLASSIFIER, PREFERENCES) if kind.in_folder(path)), PROGRESS)
+    _read_info(kind, path)
+    return hashlib.sha256((path / kind.manifest).read_bytes()).hexdigest()
+
+
 def progress_sha256(path: Path) -> str:
     """Of what ``load_progress_model`` reads, as its manifest says. Raises RewardModelError."""
     sha256: str = _read_info(PREFERENCES if PREFERENCES.in_folder(path) else PROGRESS, path).sha256

@@ -1,10 +1,11 @@
-"""Vision-language models as the hub has them, read from folders (``huggingface-cli download``) by ``transformers``.
+"""Vision-language models as the hub has them, read from folders (``hf download``) by ``transformers``.
 
 Nothing is ever downloaded here.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,6 +56,16 @@ class PublishedModel:
         with crossing("observations"):
             made = self.processor(**given, return_tensors="pt", padding=True)
             return {name: tensor.to(self.device) for name, tensor in made.items()}
+
+
+def published_sha256(folder: Path) -> str:
+    """Of all that is read from the folder of a model. Raises OSError."""
+    weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
+    total = hashlib.sha256()
+    for path in [*weights, *sorted(folder.glob("*.json"))]:
+        with path.open("rb") as file:
+            total.update(hashlib.file_digest(file, "sha256").digest())
+    return total.hexdigest()
 
 
 def check_places(setting: str, text: str, *filled: str) -> None:

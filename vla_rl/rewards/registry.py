@@ -16,10 +16,11 @@ from pydantic import Field
 from policies.device import Device
 from sims.plugins import with_plugins
 from sims.vector_env import VectorEnv
-from vla_rl.rewards.bundle import CLASSIFIER, load_progress_model, load_reward_model
+from vla_rl.rewards.bundle import CLASSIFIER, fitted_sha256, load_progress_model, load_reward_model
 from vla_rl.rewards.classified_env import ClassifiedEnv
 from vla_rl.rewards.progress.env import PaidProgressConfig, Progress, ProgressEnv
 from vla_rl.rewards.progress.zero_shot import AnswerProgress, AnswerRewardConfig, ClipProgress, ClipRewardConfig
+from vla_rl.rewards.published_model import published_sha256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,3 +88,13 @@ else:
 def with_reward(config: RewardConfig, env: VectorEnv, device: Device) -> VectorEnv:
     """``env`` with this reward. Raises UserError where it does not fit the environment."""
     return REWARDS[type(config)](config, env, device)
+
+
+def reward_sha256(config: RewardConfig) -> str | None:
+    """Of the model that the reward reads; None where it reads none, or is of another distribution."""
+    match config:
+        case ClassifierConfig() | ProgressRewardConfig():
+            return fitted_sha256(config.path)
+        case ClipRewardConfig() | AnswerRewardConfig():
+            return published_sha256(config.path)
+    return None

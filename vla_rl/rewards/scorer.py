@@ -97,13 +97,15 @@ class Scorer(OnDevice):
         self.head = nn.Sequential(nn.Linear(width, HIDDEN), nn.GELU(), nn.Dropout(0.1), nn.Linear(HIDDEN, 1))
 
     def logit(self, obs: Observation) -> Float[Tensor, " B"]:
-        """``obs.images``: of ``sensors.cameras``."""
+        """In float32, in which thresholds are chosen, whatever the run's precision. ``obs.images``: of
+        ``sensors.cameras``; a state that is not read may have any length."""
         config = self.config
-        state = self.normalizer.normalize_state(obs.state) * config.state
+        unread = obs.state.new_zeros(len(obs), self.sensors.state_dim)
+        state = self.normalizer.normalize_state(obs.state) if config.state else unread
         instruction = obs.instruction * config.instruction
-        with self.autocast(), torch.set_grad_enabled(torch.is_grad_enabled() and config.train_encoder):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and config.train_encoder):
             pooled = self.encoder(dataclasses.replace(obs, instruction=instruction), state).pooled
-        return self.head(pooled.float())[:, 0]
+        return self.head(pooled)[:, 0]
 
     def cameras_among(self, sensors: Sensors, where: str) -> list[int]:
         """Which cameras it needs of ``sensors``, those of ``where``. RewardModelError where they do not fit."""

@@ -105,7 +105,7 @@ def evaluated(policy: Policy, env: VectorEnv, experiment: Experiment) -> dict[st
     seed, episodes = experiment.evaluation_seed, experiment.evaluation.episodes
     starts = evaluation_starts(experiment.sim, num_tasks=len(env.spec.tasks), seed=seed, episodes=episodes)
     summary = evaluate_policy(policy, env, starts, seed=seed, stochastic=False)
-    env.reset(start=starts[: env.spec.num_envs])
+    env.reset([0], start=starts[:1])
     return summary | chunk_ms(policy, env.observe([0]).to(policy.device))
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sims.errors import UserError
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import flat_settings
 
-# A setting, or a section as a whole.
-CHANGEABLE = (
-    "algorithm.iterations",
-    "evaluation",
+# Results do not depend on them. A setting, or a section as a whole.
+WITHOUT_EFFECT = (
     "checkpoint_every",
     "device",
     "compile",
@@ -24,6 +22,7 @@ CHANGEABLE = (
     "sim.threads",
     "sim.workers",
 )
+CHANGEABLE = ("algorithm.iterations", "evaluation", *WITHOUT_EFFECT)
 # The same files may be elsewhere now. Files where there were none, and none where there were some, make another run.
 PATHS = ("start.store", "start.path", "start.backbone", "reward.path", "imagination.stores", "algorithm.stores")
 # In a world model: the iterations of every round, and what its policies are compared by; some rounds may be complete.
@@ -45,21 +44,40 @@ def check_changes(started: Experiment, wanted: Experiment, *, done: int, where: 
     ``done``: iterations of its checkpoint. UserError, naming settings, where one differs that must not change.
     """
     before, after = flat_settings(started), flat_settings(wanted)
-    differing = [key for key in before | after if before.get(key) != after.get(key)]
-    if refused := [key for key in differing if not _changeable(key, before, after, wanted)]:
-        listed = "; ".join(f"{key} was {_show(before, key)}, is {_show(after, key)}" for key in refused[:4])
-        more = f"; and {len(refused) - 4} more" if len(refused) > 4 else ""
-        fixed = f" (with a world model not {', '.join(FIXED_IN_IMAGINATION)})" if wanted.imagination is not None else ""
-        raise UserError(
-            f"{where} was started with other settings: {listed}{more}. Set them back or choose another --run-dir; "
-            f"only these may change: {', '.join(CHANGEABLE)}{fixed}; and where the same files are: {', '.join(PATHS)}"
-        )
+    fixed = f" (with a world model not {', '.join(FIXED_IN_IMAGINATION)})" if wanted.imagination is not None else ""
+    differing = refuse_changes(
+        before,
+        after,
+        where=where,
+        may_change=lambda key: _changeable(key, before, after, wanted),
+        named=f"{', '.join(CHANGEABLE)}{fixed}; and where the same files are: {', '.join(PATHS)}",
+    )
     if wanted.algorithm.iterations < done:
         raise UserError(
             f"algorithm.iterations must be at least {done}, which {where} has done already, "
             f"got {wanted.algorithm.iterations}"
         )
     return {stage for key in differing for stage in REPEATED.get(key, ())}
+
+
+def refuse_changes(
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    *,
+    where: str,
+    may_change: Callable[[str], bool],
+    named: str,
+) -> list[str]:
+    """The settings that differ. UserError, naming those, where one differs that must not; ``named``: which may."""
+    differing = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    if refused := [key for key in differing if not may_change(key)]:
+        listed = "; ".join(f"{key} was {_show(before, key)}, is {_show(after, key)}" for key in refused[:4])
+        more = f"; and {len(refused) - 4} more" if len(refused) > 4 else ""
+        raise UserError(
+            f"{where} was started with other settings: {listed}{more}. Set them back or choose another --run-dir; "
+            f"only these may change: {named}"
+        )
+    return differing
 
 
 def _changeable(key: str, before: Mapping[str, Any], after: Mapping[str, Any], wanted: Experiment) -> bool:

@@ -19,6 +19,7 @@ from policies.device import Device, select_device
 from sims.errors import UserError, is_disk_full, reason
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.config.loader import load_config, save_config
+from vla_rl.rewards.registry import reward_sha256
 from vla_rl.runs.changes import EVALUATIONS, check_changes
 from vla_rl.runs.checkpoint import iteration_of, latest_checkpoint
 from vla_rl.runs.metrics import METRICS_FILE, read_metrics
@@ -28,6 +29,7 @@ from vla_rl.runs.watchdog import watched
 
 CONFIG_FILE, COMMAND_FILE, STAGES_FILE, CHECKPOINTS = "config.yaml", "command.txt", "stages.json", "checkpoints"
 LOCK_FILE = ".lock"
+REWARD_FILE = "reward.txt"  # sha256 of the reward model that the run is trained with
 FIT_NOTE = "fitted_to.json"  # what a fit in the folder depends on (vla_rl/runners/fit.py)
 SWEEP_FILE = "sweep.yaml"
 # A folder that has one of them and no CONFIG_FILE is of something else: a run would take them for its own.
@@ -38,8 +40,8 @@ LOCK_S = 1.0  # how long a lock is waited for: who asks whether a run is locked 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """``device``: where all of it computes. Files: config.yaml, command.txt, device.txt, stages.json, demonstrations/,
-    imitation/, checkpoints/, metrics.jsonl, bundle/, videos/, result.json, report.html"""
+    """``device``: where all of it computes. Files: config.yaml, command.txt, device.txt, reward.txt, stages.json,
+    demonstrations/, imitation/, checkpoints/, metrics.jsonl, bundle/, videos/, result.json, report.html"""
 
     experiment: Experiment
     device: Device
@@ -179,9 +181,11 @@ def open_run(experiment: Experiment, directory: Path, *, resume: bool, command: 
     """Create the folder, or open it again. ``command``: how to start the same run again in a shell.
 
     The traceback of an earlier attempt is removed, and the result where stages that it is of are repeated. Raises
-    UserError as ``check_folder``, if this machine lacks the device, and if another process is writing the folder.
+    UserError as ``check_folder``, if this machine lacks the device, if the run was started with another reward model,
+    and if another process is writing the folder.
     """
     device, repeated = experiment_device(experiment), check_folder(experiment, directory, resume=resume)
+    reward = _checked_reward(experiment, directory)
     lock = lock_folder(directory)
     if repeated:
         for name in OUTCOME:
@@ -192,6 +196,8 @@ def open_run(experiment: Experiment, directory: Path, *, resume: bool, command: 
     (directory / "traceback.txt").unlink(missing_ok=True)
     save_config(experiment, directory / CONFIG_FILE)
     _note_device(directory / "device.txt", device)
+    if reward is not None:
+        (directory / REWARD_FILE).write_text(reward + "\n")
     return Run(experiment=experiment, device=device, dir=directory, lock=lock)
 
 
@@ -232,6 +238,17 @@ def _note_device(path: Path, device: Device) -> None:
             "those of a run on one device, and its random numbers do"
         )
     path.write_text(kind + "\n")
+
+
+def _checked_reward(experiment: Experiment, directory: Path) -> str | None:
+    """sha256 of the reward model, None where the reward reads none. UserError if the run was started with another."""
+    sha256, noted = reward_sha256(experiment.reward), directory / REWARD_FILE
+    if noted.exists() and noted.read_text().strip() != sha256:
+        raise UserError(
+            f"{directory} was started with another reward model than reward.path holds now ({experiment.reward.path}): "
+            "give the folder of that one, or choose another --run-dir"
+        )
+    return sha256
 
 
 def read_stages(directory: Path) -> dict[str, dict[str, Any]]:

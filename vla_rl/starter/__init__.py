@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import importlib.util
 import keyword
+import re
 import sys
 from pathlib import Path
 
 from sims.errors import UserError
+from sims.plugins import config_name
+from vla_rl.config.environments import ENVIRONMENTS
 
 TEMPLATE = Path(__file__).parent
 NAME, CLASS = "my_task", "MyTask"
+NAMES = re.compile("[a-z]([a-z0-9_]*[a-z0-9])?")
 
 
 def write_starter(name: str, parent: Path) -> Path:
-    """The new folder ``parent / name``. UserError where it exists, or ``name`` cannot be or is already a module's."""
-    if not name.isidentifier() or not name.islower() or keyword.iskeyword(name):
-        raise UserError(f"init: {name!r} cannot be a Python package; use lower-case letters, digits and underscores")
+    """The new folder ``parent / name``.
+
+    UserError where it exists, or ``name`` cannot be a package's and a class's, or is a module's or a simulator's.
+    """
+    if not NAMES.fullmatch(name) or keyword.iskeyword(name) or keyword.iskeyword(_class_name(name)):
+        raise UserError(
+            f"init: {name!r} cannot be a Python package; use lower-case letters, digits and, between them, underscores"
+        )
+    if name in map(config_name, ENVIRONMENTS):
+        raise UserError(f"init: there is already a simulator called {name}; choose another name")
     folder = parent / name
     if folder.exists():
         raise UserError(f"init: {folder} exists already; choose another name")
@@ -32,5 +43,8 @@ def write_starter(name: str, parent: Path) -> Path:
 
 
 def _renamed(text: str, name: str) -> str:
-    class_name = "".join(part.capitalize() for part in name.split("_"))
-    return text.replace(NAME, name).replace(CLASS, class_name)
+    return text.replace(NAME, name).replace(CLASS, _class_name(name))
+
+
+def _class_name(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_"))

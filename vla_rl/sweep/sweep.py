@@ -7,7 +7,7 @@ import shlex
 import statistics
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,20 @@ from sims.vector_env import EnvSpec
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import flat_settings, load_config, save_config
+from vla_rl.config.merge import absolute
 from vla_rl.report import write_report, write_sweep_page
 from vla_rl.runners.checks import check_experiment
 from vla_rl.runners.train import learn, opened
+from vla_rl.runs.changes import WITHOUT_EFFECT, among, refuse_changes
 from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.progress import console
 from vla_rl.runs.run_dir import COMMAND_FILE, CONFIG_FILE, SWEEP_FILE, lock_folder, read_stages, stage_seconds
-from vla_rl.sweep.config import SweepConfig
+from vla_rl.sweep.config import Range, SweepConfig
 from vla_rl.sweep.space import Settings, Space, short, shown
 from vla_rl.sweep.study import STUDY_FILE, Pruned, Trials, check_optuna, open_trials
 
 EXPERIMENT_FILE, RESULT_FILE, PAGE = "experiment.yaml", "sweep.json", "sweep.html"
-MAY_CHANGE = ("trials", "budget_hours", "device", "trace", "watchdog_s", "wandb")
+MAY_CHANGE = ("trials", "budget_hours", *WITHOUT_EFFECT)
 
 
 def sweep(space: Space, folder: Path, *, resume: bool, command: str) -> dict[str, Any]:
@@ -39,7 +41,7 @@ def sweep(space: Space, folder: Path, *, resume: bool, command: str) -> dict[str
     """
     check_optuna()
     base = check_sweep(space)
-    _check_folder(folder, space, base, resume=resume)
+    check_folder(folder, space, base, resume=resume)
     with lock_folder(folder):
         save_config(base, folder / EXPERIMENT_FILE)
         save_config(space.config, folder / SWEEP_FILE)  # last: where it is, --resume goes on
@@ -215,9 +217,16 @@ def _check_objective(config: SweepConfig, experiment: Experiment, spec: EnvSpec)
             f"validation_episodes {evaluation.validation_episodes}, algorithm.iterations {iterations}), "
             f"which must be at least final_validations ({config.final_validations})"
         )
+    task = config.objective.partition("/")[2]
+    if task in spec.tasks and (place := spec.tasks.index(task)) >= evaluation.validation_episodes:
+        raise UserError(
+            f"objective {config.objective}: tasks are validated in turn, and there is no episode of {task}; set "
+            f"evaluation.validation_episodes to at least {place + 1}, got {evaluation.validation_episodes}"
+        )
 
 
-def _check_folder(folder: Path, space: Space, base: Experiment, *, resume: bool) -> None:
+def check_folder(folder: Path, space: Space, base: Experiment, *, resume: bool) -> None:
+    """UserError where the folder holds what a sweep must not continue, or what ``resume`` cannot."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; choose another --run-dir")
     if not (folder / SWEEP_FILE).exists():
@@ -230,19 +239,25 @@ def _check_folder(folder: Path, space: Space, base: Experiment, *, resume: bool)
         raise UserError(f"{folder} already holds a sweep; add --resume to continue, or choose another --run-dir")
     started = load_config(SweepConfig, folder / SWEEP_FILE), load_config(Experiment, folder / EXPERIMENT_FILE)
     for before, after in zip(started, (space.config, base), strict=True):
-        _refuse_changes(flat_settings(before), flat_settings(after), folder)
-
-
-def _refuse_changes(before: Mapping[str, Any], after: Mapping[str, Any], folder: Path) -> None:
-    keys = [key for key in {**before, **after} if before.get(key) != after.get(key) and key not in MAY_CHANGE]
-    if keys:
-        listed = "; ".join(f"{key} was {before.get(key)}, is {after.get(key)}" for key in keys[:4])
-        raise UserError(
-            f"{folder} was started with other settings: {listed}. Set them back or choose another --run-dir; "
-            f"only these may change: {', '.join(MAY_CHANGE)}"
+        refuse_changes(
+            flat_settings(before),
+            flat_settings(after),
+            where=str(folder),
+            may_change=lambda key: among(key, MAY_CHANGE),
+            named=", ".join(MAY_CHANGE),
         )
 
 
 def load_space(file: Path, overrides: Sequence[str], sweep_file: Path) -> Space:
-    """Of the files on the command line. Raises ConfigError."""
-    return Space(file=file, overrides=overrides, config=load_config(SweepConfig, sweep_file))
+    """Of the files on the command line; relative paths among the choices are of ``sweep_file``'s folder.
+
+    Raises ConfigError.
+    """
+    config = load_config(SweepConfig, sweep_file)
+    settings = {
+        name: values
+        if isinstance(values, Range)
+        else tuple(absolute(Experiment, value, sweep_file.parent, (name,)) for value in values)
+        for name, values in config.settings.items()
+    }
+    return Space(file=file, overrides=overrides, config=replace(config, settings=settings))

@@ -98,7 +98,7 @@ def read_pairs(path: Path, recorded: LabeledEpisodes) -> Pairs:
     ids = [recorded.entries[episode].id for episode in recorded.episode]
     numbers = {place: at for at, place in enumerate(zip(ids, recorded.step.tolist(), strict=True))}
     rows = []
-    for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for i, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             rows.append(_pair(json.loads(line), numbers))
         except (ValueError, KeyError, TypeError) as error:

@@ -97,7 +97,7 @@ class ClipProgress(ZeroShot):
         if torch.equal(goal, baseline):
             raise RewardModelError(f"to {self.config.path} the goal {text!r} and the baseline are the same")
         inputs = self._inputs(images=list(images))
-        seen = F.normalize(self.model.get_image_features(**inputs).pooler_output, dim=-1)
+        seen = F.normalize(self.model.get_image_features(**inputs).pooler_output.float(), dim=-1)
         away, line = seen - goal, F.normalize(goal - baseline, dim=0)
         along = (away @ line)[:, None] * line
         share = self.config.projection
@@ -105,8 +105,11 @@ class ClipProgress(ZeroShot):
 
     def _text(self, text: str) -> Float[Tensor, " width"]:
         if text not in self._texts:
-            found = self.model.get_text_features(**self._inputs(text=[text])).pooler_output
-            self._texts[text] = F.normalize(found[0], dim=0)
+            inputs, most = self._inputs(text=[text]), self.model.config.text_config.max_position_embeddings
+            if (count := inputs["input_ids"].shape[1]) > most:
+                raise RewardModelError(f"{self.config.path} reads at most {most} tokens, and {text!r} has {count}")
+            found = self.model.get_text_features(**inputs).pooler_output
+            self._texts[text] = F.normalize(found[0].float(), dim=0)
         return self._texts[text]
 
 
