@@ -23,7 +23,7 @@ from real_robot.control.protocols import CommandSink
 from real_robot.robot_file import RosSection
 from real_robot.ros.clock import offset_s
 from real_robot.ros.messages import ros_type
-from real_robot.safety.commands import PathPoint, SafeCommand
+from real_robot.safety.commands import PathPoint, SafeCommand, due_point
 from real_robot.safety.kinematics import EndEffectorPoint
 from real_robot.safety.limits import RobotLimits
 
@@ -244,7 +244,11 @@ class SeparateOutputs:
     def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
         for part in self._parts:
             if part.at_once:
-                part.output.send(of_joints(_due(out, path), part.joints), [])
+                _, positions, velocities, accelerations = due_point(path, time.monotonic())
+                due = out._replace(
+                    positions=tuple(positions), velocities=tuple(velocities), accelerations=tuple(accelerations)
+                )
+                part.output.send(of_joints(due, part.joints), [])
             else:
                 part.output.send(of_joints(out, part.joints), [of_joints(point, part.joints) for point in path])
 
@@ -295,15 +299,6 @@ class TrajectoryBuilder:
 
     def _clock_offset_s(self) -> float:
         return offset_s(lambda: float(self._node.get_clock().now().nanoseconds * 1e-9))
-
-
-def _due(out: SafeCommand, path: Sequence[PathPoint]) -> SafeCommand:
-    """``out`` with the newest point of ``path`` whose time has come."""
-    now_s = time.monotonic()
-    point = ([point for point in path if point.time_s <= now_s] or path)[-1]
-    return out._replace(
-        positions=tuple(point.positions), velocities=tuple(point.velocities), accelerations=tuple(point.accelerations)
-    )
 
 
 def of_joints(motion: Motion, joints: Sequence[int]) -> Motion:

@@ -17,7 +17,7 @@ from real_robot.control.loop import Action, ControlLoop
 from real_robot.control.panda_end_effector import PandaEndEffector
 from real_robot.control.registry import EMBODIMENTS
 from real_robot.robot_file import load_robot
-from real_robot.safety.commands import Measurement, SafeCommand
+from real_robot.safety.commands import Measurement, SafeCommand, due_point
 from real_robot.safety.limits import RobotLimits
 from real_robot.safety.stopping import AxisLimits
 from real_robot.serving.client import Answer
@@ -512,3 +512,33 @@ def test_the_settings_of_the_controller_fit_the_robot_file() -> None:
     assert controller["joints"] == [axis.name for axis in robot.limits.axes]
     assert controller["interpolation_method"] == "splines"
     assert robot.ros.command.startswith("/joint_trajectory_controller/")
+
+
+def test_a_controller_that_takes_no_times_is_never_sent_a_jump_beside_one_that_does() -> None:
+    """Before the first point of a motion is due, moving ones are decided already."""
+    robot = load_robot(ROBOTS / "generic.yaml")
+    loop = robot.control_loop(Forwards(), robot.embodiment(), control_hz=20.0)
+    loop.start([0.0] * 6 + [0.02], 0.0)
+    sent, period_s = [], 1.0 / robot.limits.command_hz
+    for tick in range(1, 250):
+        now_s = tick * period_s
+        loop.tick(Measurement(loop.filter.sent_position(now_s), now_s), now_s)
+        sent.append(due_point(loop.filter.path(), now_s + 1e-6).positions)
+        assert sent[-1] == pytest.approx(loop.filter.sent_position(now_s), abs=1e-9)
+    speeds = np.abs(np.diff(sent, axis=0)).max(axis=0) / period_s
+    limits = np.array([axis.velocity for axis in robot.limits.axes])
+    assert np.all(speeds <= limits + 1e-6)
+    assert speeds.max() > 0.5
+
+
+class Forwards:
+    """Moves every joint as far as an action may."""
+
+    def action(self, tick: int, measured: Measurement, lead_ticks: int) -> Action:
+        return Action(np.ones(7, np.float32), measured.stamp_s)
+
+    def executed(self, tick: int, action: np.ndarray) -> None:
+        pass
+
+    def clear(self) -> None:
+        pass
