@@ -140,7 +140,8 @@ class ControlLoop:
         self.filter.start(self._within_limits(joints), now_s)
         self._tick, self._control_tick = self.filter.tick, -1
         self.live, self._paused, self._in_episode = True, False, True
-        self._ramp_from_s, self._ramp_is_due = (self.filter.last_point_s if self._ramp_is_due else None), False
+        if self._ramp_is_due or self._ramp_from_s is not None:  # one that was interrupted begins again
+            self._ramp_from_s, self._ramp_is_due = self.filter.last_point_s, False
         self._goal = self._executing = None
         self._clear_plan()
 

@@ -215,6 +215,44 @@ def test_after_a_stop_only_an_explicit_resume_moves_the_arm_and_slowly_at_first(
     assert fastest(arm.run(500)) > 0.65 * fast
 
 
+@pytest.mark.parametrize("what", ["pause", "measurements"])
+def test_an_interruption_of_the_slow_start_does_not_end_it(what: str) -> None:
+    robot = load_robot(ROBOTS / "generic.yaml")
+    loop, period_s = robot.control_loop(Forwards(), robot.embodiment(), control_hz=20.0), 0.01
+    joints, tick = [-2.0] * 6 + [0.02], 0
+
+    def run(seconds: float, *, measured: bool = True) -> float:
+        """The highest speed of joint_1 that was sent."""
+        nonlocal joints, tick
+        speeds = [0.0]
+        for _ in range(round(seconds / period_s)):
+            tick += 1
+            stamp_s = tick * period_s - (0.0 if measured else 10.0)
+            if out := loop.tick(Measurement(joints, stamp_s), tick * period_s):
+                joints = list(loop.filter.sent_position(tick * period_s))
+                speeds.append(abs(out.velocities[0]))
+        return max(speeds)
+
+    def resume() -> None:
+        loop.resume(Measurement(joints, tick * period_s), tick * period_s)
+
+    loop.start(joints, 0.0)
+    fast = run(4.0)
+    loop.stop("test")
+    run(2.0)
+    loop.release()
+    resume()
+    run(2.0)
+    if what == "pause":
+        loop.pause()
+        run(2.0)
+        resume()
+    else:
+        run(2.0, measured=False)
+    assert 0.0 < run(2.0) < 0.5 * fast
+    assert run(4.0) > 0.9 * fast
+
+
 def test_before_the_first_episode_and_after_one_nothing_is_resumed() -> None:
     arm = SimulatedArm()
     new = ControlLoop(LIMITS, control_hz=20.0, embodiment=JointPositions([(-1.0, 1.0)] * 2), source=arm.policy)
