@@ -173,7 +173,7 @@ class ControlLoop:
         if not self.live and not self._continue(measured, now_s):
             return None
         control_tick, part = divmod(self._tick, self._period)
-        if control_tick > self._control_tick and measured is not None:
+        if control_tick > self._control_tick and measured is not None and self.filter.taken_up:
             self._control_tick = control_tick
             self._control(control_tick, measured)
         command = None

@@ -130,6 +130,11 @@ class SafetyFilter:
         return self._sent.last.sent.time_s
 
     @property
+    def taken_up(self) -> bool:
+        """Whether the controller has come to where the arm is held, so that the next call decides a point."""
+        return self._sent.last.tick <= self._sent.now + self.lead
+
+    @property
     def braking(self) -> bool:
         """Whether the arm, not a command, is why it brakes: a stop, or measurements that are missing."""
         return self._braking

@@ -367,7 +367,7 @@ def test_the_lead_is_as_many_control_steps_for_the_loop_as_for_the_robot_file(
     embodiment = PandaEndEffector(robot.limits.axes)
     loop = ControlLoop(robot.limits, control_hz=hz, embodiment=embodiment, source=source, lead_s=robot.lead_s)
     loop.start(joints, 0.0)
-    for tick in range(1, 30):
+    for tick in range(1, 60):
         loop.tick(Measurement(joints, tick / 100), tick / 100)
     assert robot.lead_steps(hz) == pytest.approx(steps)
     assert source.leads == {round(steps)}
@@ -569,11 +569,32 @@ def test_a_controller_that_takes_no_times_is_never_sent_a_jump_beside_one_that_d
     assert speeds.max() > 0.5
 
 
+@pytest.mark.parametrize("robot_file", ["generic", "so101", "fake_arm"])
+def test_the_first_action_is_asked_for_when_the_arm_has_been_taken_up(robot_file: str) -> None:
+    """What it is based on is then as old as later."""
+    robot = load_robot(ROBOTS / f"{robot_file}.yaml")
+    source, period_s = Forwards(robot.embodiment().action_dim), 1.0 / robot.limits.command_hz
+    control_hz = 25.0 if robot_file == "so101" else 20.0
+    loop = robot.control_loop(source, robot.embodiment(), control_hz=control_hz)
+    joints = [(axis.position[0] + axis.position[1]) / 2 for axis in robot.limits.axes]
+    joints = [0.0, -0.5, 0.0, -2.0, 0.0, 1.6, 0.8, 0.02] if robot_file == "fake_arm" else joints
+    loop.start(joints, 0.0)
+    tick, first_s = 0, loop.filter.last_point_s
+    while not loop.counters.actions:
+        tick += 1
+        loop.tick(Measurement(joints, tick * period_s), tick * period_s)
+    assert first_s - tick * period_s <= robot.lead_s + 1e-9
+    assert tick * period_s < 2.0
+
+
 class Forwards:
     """Moves every joint as far as an action may."""
 
+    def __init__(self, action_dim: int = 7) -> None:
+        self._values = np.ones(action_dim, np.float32)
+
     def action(self, tick: int, measured: Measurement, lead_ticks: int) -> Action:
-        return Action(np.ones(7, np.float32), measured.stamp_s)
+        return Action(self._values, measured.stamp_s)
 
     def executed(self, tick: int, action: np.ndarray) -> None:
         pass
