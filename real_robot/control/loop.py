@@ -134,10 +134,16 @@ class ControlLoop:
         self._embodiment.targets(np.zeros(self._embodiment.action_dim, dtype=np.float32), joints)
 
     def start(self, joints: Sequence[float], now_s: float) -> None:
-        """Hold at ``joints`` and take actions. ValueError while stopped, and as ``SafetyFilter.start``."""
+        """Begin an episode: hold at ``joints``, to which others may have moved the arm, and take actions.
+
+        ValueError while stopped, and as ``SafetyFilter.start``.
+        """
+        self._start(joints, now_s, moved=True)
+
+    def _start(self, joints: Sequence[float], now_s: float, *, moved: bool) -> None:
         if self.filter.stopped:
             raise ValueError(f"stopped: {self.filter.stopped}; release the stop first")
-        self.filter.start(self._within_limits(joints), now_s)
+        self.filter.start(self._within_limits(joints), now_s, moved=moved)
         self._tick, self._control_tick = self.filter.tick, -1
         self.live, self._paused, self._in_episode = True, False, True
         if self._ramp_is_due or self._ramp_from_s is not None:  # one that was interrupted begins again
@@ -166,7 +172,7 @@ class ControlLoop:
         if self.live and not self.filter.at_rest:
             raise ValueError("the arm is still braking")
         self._check_pose(measured, [axis.step_from_measured for axis in self.filter.limits.axes])
-        self.start(measured.positions, now_s)
+        self._start(measured.positions, now_s, moved=False)
 
     def tick(self, measured: Measurement | None, now_s: float) -> SafeCommand | None:
         """The command for this tick, the last one at rest; None: nothing is to be sent."""
@@ -226,7 +232,7 @@ class ControlLoop:
         try:
             axes, lost = self.filter.limits.axes, self.filter.lost
             self._check_pose(measured, [axis.step_from_measured if lost else axis.hold_tolerance for axis in axes])
-            self.start(measured.positions, now_s)
+            self._start(measured.positions, now_s, moved=False)
         except ValueError as error:
             self.stop(str(error))
             return False

@@ -569,6 +569,35 @@ def test_a_controller_that_takes_no_times_is_never_sent_a_jump_beside_one_that_d
     assert speeds.max() > 0.5
 
 
+@pytest.mark.parametrize(
+    ("ended", "begins", "held"),
+    [
+        (0.01, 0.08, 0.08),  # it was opened meanwhile
+        (0.03, 0.03, 0.01),  # it presses on what it holds
+        (0.03, 0.01, 0.01),  # which was taken out
+        (0.03, 0.05, 0.05),
+    ],
+)
+def test_a_new_episode_does_not_drive_the_gripper_back(ended: float, begins: float, held: float) -> None:
+    """It was sent to 0.01 m, and is measured at ``ended`` in the last episode, at ``begins`` before the new one."""
+    robot = load_robot(ROBOTS / "generic.yaml")
+    loop = robot.control_loop(LeadNoted(), robot.embodiment(), control_hz=20.0)
+    loop.start([0.0] * 6 + [0.01], 0.0)
+    for tick in range(1, 300):
+        loop.tick(Measurement([0.0] * 6 + [ended], tick / 100), tick / 100)
+    loop.rest()
+    loop.tick(Measurement([0.0] * 6 + [ended], 3.0), 3.0)
+    assert not loop.live
+    loop.start([0.0] * 6 + [begins], 9.0)
+    assert loop.filter.positions == pytest.approx([0.0] * 6 + [held])
+    loop.pause()
+    while loop.live:
+        tick += 1
+        loop.tick(Measurement(loop.filter.positions, 6.0 + tick / 100), 6.0 + tick / 100)
+    loop.resume(Measurement([0.0] * 6 + [0.02], 20.0), 20.0)  # the same episode goes on where it was sent
+    assert loop.filter.positions == pytest.approx([0.0] * 6 + [held])
+
+
 @pytest.mark.parametrize("robot_file", ["generic", "so101", "fake_arm"])
 def test_the_first_action_is_asked_for_when_the_arm_has_been_taken_up(robot_file: str) -> None:
     """What it is based on is then as old as later."""
