@@ -270,8 +270,8 @@ class ControlLoop:
         start = self._goal.end if self._goal else self.filter.positions
         # where the arm will be when the action begins, if it then lags as it does now
         joints = [p + q - at for p, q, at in zip(self.filter.positions, measured.positions, sent, strict=True)]
-        if self._goal is None:
-            self._embodiment.begin(joints)
+        if self._goal is None:  # not where it lags, or it would be lowered, and let go of what it holds
+            self._embodiment.begin(self.filter.positions)
         self._goal = _Goal(tick, start, self._embodiment.targets(action.values, joints), action)
         self._executing = self._goal._replace(start=self.filter.positions)
 

@@ -598,6 +598,26 @@ def test_a_new_episode_does_not_drive_the_gripper_back(ended: float, begins: flo
     assert loop.filter.positions == pytest.approx([0.0] * 6 + [held])
 
 
+@pytest.mark.parametrize(("robot_file", "open_gripper"), [("generic", 0.0), ("fake_arm", -1.0)])
+def test_after_a_hold_an_action_of_zero_leaves_the_arm_where_it_was_sent(robot_file: str, open_gripper: float) -> None:
+    """A joint that hangs lower than it was sent does not sink, and a gripper does not let go of what it holds."""
+    robot = load_robot(ROBOTS / f"{robot_file}.yaml")
+    source, joints = Forwards(), [0.0, 0.2, 0.0, -2.0, 0.0, 2.2, 0.78, 0.04] if open_gripper else [0.0] * 6 + [0.02]
+    source.values = np.array([0.0] * 6 + [open_gripper], np.float32)
+    loop = robot.control_loop(source, robot.embodiment(), control_hz=20.0)
+    loop.start(joints, 0.0)
+    for tick in range(1, 1000):
+        measured = list(loop.filter.sent_position(tick / 100))
+        measured[1] += 0.01
+        measured[6] += 0.0 if open_gripper else 0.015
+        source.holds = tick % 100 > 70
+        loop.tick(Measurement(measured, tick / 100), tick / 100)
+    assert loop.counters.actions > 50
+    assert loop.counters.holds > 20
+    state = robot.embodiment().state
+    assert state(loop.filter.positions) == pytest.approx(state(joints), abs=2e-3)
+
+
 @pytest.mark.parametrize("robot_file", ["generic", "so101", "fake_arm"])
 def test_the_first_action_is_asked_for_when_the_arm_has_been_taken_up(robot_file: str) -> None:
     """What it is based on is then as old as later."""
@@ -620,10 +640,10 @@ class Forwards:
     """Moves every joint as far as an action may."""
 
     def __init__(self, action_dim: int = 7) -> None:
-        self._values = np.ones(action_dim, np.float32)
+        self.values, self.holds = np.ones(action_dim, np.float32), False
 
-    def action(self, tick: int, measured: Measurement, lead_ticks: int) -> Action:
-        return Action(self._values, measured.stamp_s)
+    def action(self, tick: int, measured: Measurement, lead_ticks: int) -> Action | None:
+        return None if self.holds else Action(self.values, measured.stamp_s)
 
     def executed(self, tick: int, action: np.ndarray) -> None:
         pass
