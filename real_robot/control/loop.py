@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import floor, isfinite
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -94,7 +94,7 @@ def ticks_per_step(*, command_hz: float, control_hz: float) -> int:
 
 
 class ControlLoop:
-    """Call ``tick`` once per command period, with the time of a monotonic clock [s]. It begins paused.
+    """Call ``tick`` at every multiple of the command period, with the time of a monotonic clock [s]. It begins paused.
 
     ``lead_s``: how long before its time a point is decided; 0 for controllers that do not take times. ``speed`` in
     (0, 1]: share of the highest speed that is used. ValueError if ``command_hz`` is not a multiple of ``control_hz``.
@@ -143,7 +143,8 @@ class ControlLoop:
     def _start(self, joints: Sequence[float], now_s: float, *, moved: bool) -> None:
         if self.filter.stopped:
             raise ValueError(f"stopped: {self.filter.stopped}; release the stop first")
-        self.filter.start(self._within_limits(joints), now_s, moved=moved)
+        hz = self.filter.limits.command_hz
+        self.filter.start(self._within_limits(joints), floor(now_s * hz + 1e-6) / hz, moved=moved)
         self._tick, self._control_tick = self.filter.tick, -1
         self.live, self._paused, self._in_episode = True, False, True
         if self._ramp_is_due or self._ramp_from_s is not None:  # one that was interrupted begins again
@@ -285,6 +286,8 @@ class ControlLoop:
 
     def _account(self, out: SafeCommand) -> None:
         """Count events. After a rejection the goal is dropped, so that motion continues from where the arm brakes."""
+        if any(event.reason == "early_tick" for event in out.events):  # the last command again
+            return
         if not out.accepted:
             if self._goal is not None:
                 self.counters.rejected += 1

@@ -618,6 +618,40 @@ def test_after_a_hold_an_action_of_zero_leaves_the_arm_where_it_was_sent(robot_f
     assert state(loop.filter.positions) == pytest.approx(state(joints), abs=2e-3)
 
 
+@pytest.mark.parametrize("begins_s", [0.0, 0.003, 0.0053, 0.0057, 0.0099])
+def test_an_arm_that_is_started_between_two_ticks_misses_none(begins_s: float) -> None:
+    """A controller that takes no times would be sent steps of two."""
+    robot, jitter = load_robot(ROBOTS / "generic.yaml"), np.random.default_rng(0)
+    loop = robot.control_loop(Forwards(), robot.embodiment(), control_hz=20.0)
+    loop.start([-1.0] * 6 + [0.02], begins_s)
+    sent = []
+    for tick in range(1, 400):
+        now_s = tick / 100 + abs(jitter.normal(0.0, 0.001))
+        loop.tick(Measurement(loop.filter.sent_position(now_s), now_s), now_s)
+        sent.append(loop.filter.positions)
+    assert loop.counters.missed_ticks == 0
+    limits = np.array([axis.velocity for axis in robot.limits.axes])
+    assert np.all(np.abs(np.diff(sent, axis=0)) * 100 <= limits + 1e-6)
+
+
+def test_an_action_that_comes_with_an_early_tick_is_not_lost() -> None:
+    """The command before it was of an arm that held."""
+    source = Forwards(2)
+    loop = ControlLoop(LIMITS, control_hz=20.0, embodiment=JointSteps(SCALES.ranges, SCALES.steps), source=source)
+    loop.start([0.0, 0.0], 0.0)
+    source.holds, tick = True, 0
+    while not (loop.counters.holds and loop.filter.tick % 5 == 0):
+        tick += 1
+        loop.tick(Measurement([0.0, 0.0], tick / 100), tick / 100)
+    source.holds = False
+    loop.tick(Measurement([0.0, 0.0], tick / 100), tick / 100 + 0.003)
+    for _ in range(4):
+        tick += 1
+        loop.tick(Measurement([0.0, 0.0], tick / 100), tick / 100)
+    assert loop.counters.rejected == 0
+    assert loop.filter.positions[0] > 0.0
+
+
 @pytest.mark.parametrize("robot_file", ["generic", "so101", "fake_arm"])
 def test_the_first_action_is_asked_for_when_the_arm_has_been_taken_up(robot_file: str) -> None:
     """What it is based on is then as old as later."""
