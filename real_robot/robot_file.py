@@ -34,10 +34,10 @@ CommandType = Literal[
 ]
 _TIMED = ("joint_trajectory", "follow_joint_trajectory")
 _BASES = ("base_twist", "base_twist_stamped")
-MIN_LEAD_TICKS, MIN_LEAD_S = (
-    5,
-    0.05,
-)  # of ``command_lead``: docs/safety-filter.md#how-limits-hold-inside-the-controller
+# of ``command_lead``: docs/safety-filter.md#how-limits-hold-inside-the-controller
+MIN_LEAD_TICKS, MIN_LEAD_S = 5, 0.05
+# A goal of an action is answered, so only every third tick sends one; the others are as if they were lost.
+TICKS_PER_GOAL = 3
 _CHOICES = {
     "EmbodimentName": tuple(EMBODIMENTS),
     "CommandType": get_args(CommandType),
@@ -325,11 +325,14 @@ def _check_output(robot: Robot) -> None:
 
 def _check_lead(robot: Robot) -> None:
     """Where points are sent ahead: far enough."""
-    least_s = max(MIN_LEAD_TICKS / robot.limits.command_hz, MIN_LEAD_S)
+    goals = any(controller.command_type == "follow_joint_trajectory" for controller in robot.controllers)
+    dt, more = 1.0 / robot.limits.command_hz, TICKS_PER_GOAL - 1 if goals else 0
+    least_s = max(MIN_LEAD_TICKS * dt, MIN_LEAD_S) + more * dt
     if robot.lead_s and robot.lead_s < least_s - 1e-9:
+        of_goals = f", and {more} ticks more for follow_joint_trajectory" if goals else ""
         raise ValueError(
             f".limits.command_lead: {1000 * robot.lead_s:g} ms are too few, late and lost messages would break limits; "
-            f"set it to {1000 * least_s:g} ms at least ({MIN_LEAD_TICKS} ticks, and {1000 * MIN_LEAD_S:g} ms)"
+            f"set it to {1000 * least_s:g} ms at least ({MIN_LEAD_TICKS} ticks, and {1000 * MIN_LEAD_S:g} ms{of_goals})"
         )
 
 

@@ -20,7 +20,7 @@ from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
 from real_robot.control.mobile_base import body_velocity
 from real_robot.control.protocols import CommandSink
-from real_robot.robot_file import RosSection
+from real_robot.robot_file import TICKS_PER_GOAL, RosSection
 from real_robot.ros.clock import offset_s
 from real_robot.ros.messages import ros_type
 from real_robot.safety.commands import PathPoint, SafeCommand, due_point
@@ -29,8 +29,6 @@ from real_robot.safety.limits import RobotLimits
 
 # The message of a stop is sent so often, in case that one is lost.
 URGENT_COPIES = 4
-# A goal of an action is answered, so only every third tick sends one; the others are as if they were lost.
-TICKS_PER_GOAL = 3
 # With nothing sent for longer, the relation of the two clocks is read again.
 SILENT_S = 0.25
 MAX_CLOCK_STEP_S = 0.005
@@ -95,7 +93,8 @@ class TrajectoryOutput(_TopicOutput):
 class TrajectoryActionOutput:
     """The same as goals of a FollowJointTrajectory action: every goal replaces the one before, results are ignored.
 
-    Goals are sent only while there is a server, as they would never be answered otherwise.
+    Goals are sent every ``TICKS_PER_GOAL`` ticks, and only while there is a server, as they would never be answered
+    otherwise.
     """
 
     def __init__(self, node: Node, ros: RosSection, limits: RobotLimits) -> None:

@@ -117,6 +117,20 @@ def test_numbers_are_those_of_yaml_1_2(tmp_path: Path) -> None:
     assert load_robot(path).control.server_timeout_s == 10.0
 
 
+@pytest.mark.parametrize(("lead", "message"), [("50 ms", "set it to 70 ms at least"), ("70 ms", "")])
+def test_goals_need_a_longer_lead_as_only_every_third_tick_sends_one(tmp_path: Path, lead: str, message: str) -> None:
+    document = yaml.safe_load(CONFIG.file.read_text())
+    document["limits"]["command_lead"] = lead
+    document["ros"]["command_type"] = "follow_joint_trajectory"
+    path = tmp_path / "robot.yaml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    if not message:
+        assert load_robot(path).lead_s == 0.07
+        return
+    with pytest.raises(ValueError, match=message):
+        load_robot(path)
+
+
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
