@@ -261,7 +261,8 @@ class ControlLoop:
         """Choose the goal of this control period."""
         self.counters.control_ticks += 1
         self._report_executed()
-        action = self.source.action(tick, measured, self._lead_steps) if self.mode == "running" else None
+        asks = self.mode == "running" and all(map(isfinite, measured.positions))
+        action = self.source.action(tick, measured, self._lead_steps) if asks else None
         if action is None:
             self.counters.holds += 1
             self._goal = None

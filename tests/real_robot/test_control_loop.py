@@ -618,6 +618,24 @@ def test_after_a_hold_an_action_of_zero_leaves_the_arm_where_it_was_sent(robot_f
     assert state(loop.filter.positions) == pytest.approx(state(joints), abs=2e-3)
 
 
+def test_joints_that_are_no_numbers_reach_no_source_and_no_recording() -> None:
+    """One such state in a recording would lose the whole episode."""
+    arm = SimulatedArm()
+    arm.run(100)
+    actions, good = arm.loop.counters.actions, arm.positions
+    arm.positions = [float("nan")] * 2
+    while not arm.loop.filter.at_rest:
+        arm.tick += 1
+        arm.loop.tick(arm.measured(), arm.tick / 100)
+    assert arm.loop.counters.actions == actions
+    observed = len(arm.observed)
+    arm.policy.record_final_observation(arm.measured(), arm.tick / 100)
+    assert len(arm.observed) == observed
+    arm.camera.newest_s, arm.positions = arm.tick / 100, good
+    arm.policy.record_final_observation(arm.measured(), arm.tick / 100)
+    assert len(arm.observed) == observed + 1
+
+
 @pytest.mark.parametrize("begins_s", [0.0, 0.003, 0.0053, 0.0057, 0.0099])
 def test_an_arm_that_is_started_between_two_ticks_misses_none(begins_s: float) -> None:
     """A controller that takes no times would be sent steps of two."""
