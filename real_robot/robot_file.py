@@ -205,13 +205,26 @@ class Robot:
         """ValueError unless the lead allows a policy that was trained with this delay [control steps]."""
         self.control.chunking.for_policy(action_delay, lead_steps=self.lead_steps(control_hz))
 
-    def chunking_for(self, *, action_delay: int, max_prefix: int, control_hz: float) -> ChunkingConfig:
+    def chunking_for(
+        self, *, action_horizon: int, action_delay: int, max_prefix: int, control_hz: float
+    ) -> ChunkingConfig:
         """How the chunks of a policy that was trained with this delay [control steps] and prefixes of up to
-        ``max_prefix`` actions follow each other. ValueError if lead or ``max_delay`` are too long for them.
+        ``max_prefix`` actions follow each other. ValueError if lead, ``max_delay`` or the chunks are too long for them.
         """
         lead_steps = self.lead_steps(control_hz)
         chunking = self.control.chunking.for_policy(action_delay, lead_steps=lead_steps)
         chunking.check_prefix(max_prefix, lead_steps=lead_steps)
+        oldest_s = chunking.oldest_steps(action_horizon, lead_steps=lead_steps) / control_hz
+        if oldest_s > self.limits.max_command_age_s + 1e-9:
+            executed = (
+                f"all {action_horizon} actions" if chunking.method == "queue" else
+                f"control.chunking.execute_steps {chunking.execute_steps}"
+            )  # fmt: skip
+            raise ValueError(
+                f"a chunk would be executed up to {oldest_s:g} s after its observation ({executed} at {control_hz:g} "
+                f"Hz, after a delay of up to {chunking.max_delay}), beyond limits.max_command_age of "
+                f"{self.limits.max_command_age_s:g} s the arm brakes; execute fewer, or raise max_command_age"
+            )
         return chunking
 
 

@@ -76,6 +76,15 @@ class ChunkingConfig:
                 f"{max_prefix} (max_prefix); lower the one that is too long, or set control.chunking.method: ensemble"
             )
 
+    def oldest_steps(self, horizon: int, *, lead_steps: float) -> int:
+        """Control steps from an observation to the end of what is chosen by it, in chunks of ``horizon`` actions.
+
+        In a queue all are executed after the delay. Otherwise the next chunk is requested ``execute_steps`` actions
+        later, and after a hold the first of these actions comes a delay after its observation.
+        """
+        delay = max(1, self.max_delay - round(lead_steps))
+        return delay + horizon if self.method == "queue" else delay + self.execute_steps + delay
+
     def check(self, horizon: int) -> None:
         """ValueError unless max_delay <= execute_steps <= horizon - max_delay, so that planned delays leave no gap."""
         if self.method == "queue":

@@ -45,7 +45,12 @@ def run_episode(arm: LeRobotArm, robot: Robot, client: PolicyClient, *, instruct
     embodiment = robot.embodiment()
     policy = RemotePolicy(
         hello,
-        robot.chunking_for(action_delay=hello.action_delay, max_prefix=hello.max_prefix, control_hz=hello.control_hz),
+        robot.chunking_for(
+            action_horizon=hello.action_horizon,
+            action_delay=hello.action_delay,
+            max_prefix=hello.max_prefix,
+            control_hz=hello.control_hz,
+        ),
         embodiment=embodiment,
         client=client,
         cameras=arm,

@@ -92,7 +92,10 @@ def _check(bundle: Path, robot: Path) -> None:
     try:
         described.check_cameras(policy.cameras)
         chunking = described.chunking_for(
-            action_delay=policy.action_delay, max_prefix=policy.max_prefix, control_hz=policy.control_hz
+            action_horizon=policy.action_horizon,
+            action_delay=policy.action_delay,
+            max_prefix=policy.max_prefix,
+            control_hz=policy.control_hz,
         )
         check_policy(policy, described.embodiment(), chunking)
         ticks_per_step(command_hz=described.limits.command_hz, control_hz=policy.control_hz)

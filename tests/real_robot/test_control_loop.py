@@ -373,7 +373,7 @@ def test_the_lead_is_as_many_control_steps_for_the_loop_as_for_the_robot_file(
     assert source.leads == {round(steps)}
     if steps != round(steps):
         with pytest.raises(ValueError, match=f"limits.command_lead takes {steps:g}: set command_lead to a whole"):
-            robot.chunking_for(action_delay=3, max_prefix=0, control_hz=hz)
+            robot.chunking_for(action_horizon=8, action_delay=3, max_prefix=0, control_hz=hz)
 
 
 @pytest.mark.parametrize(
@@ -393,10 +393,33 @@ def test_a_prefix_that_the_delay_or_the_lead_makes_too_long_is_refused_before_an
     limits = replace(robot.limits, command_lead_s=0.001 * lead_ms)
     robot = replace(robot, limits=limits, control=replace(robot.control, chunking=chunking))
     if not refusal:
-        assert robot.chunking_for(action_delay=0, max_prefix=2, control_hz=20.0) == chunking
+        assert robot.chunking_for(action_horizon=16, action_delay=0, max_prefix=2, control_hz=20.0) == chunking
         return
     with pytest.raises(ValueError, match=refusal):
-        robot.chunking_for(action_delay=0, max_prefix=2, control_hz=20.0)
+        robot.chunking_for(action_horizon=16, action_delay=0, max_prefix=2, control_hz=20.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "execute_steps", "horizon", "refusal"),
+    [
+        ("ensemble", 26, 50, ""),
+        ("ensemble", 27, 50, r"up to 1\.55 s after its observation .*execute_steps 27 .*max_command_age of 1\.5 s"),
+        ("queue", 8, 28, ""),
+        ("queue", 8, 50, r"up to 2\.6 s after its observation .*all 50 actions.*max_command_age of 1\.5 s"),
+    ],
+)
+def test_a_chunk_that_is_executed_for_longer_than_the_filter_follows_it_is_refused(
+    method: ChunkingMethod, execute_steps: int, horizon: int, refusal: str
+) -> None:
+    """The arm would brake within every chunk."""
+    robot = load_robot(ROBOTS / "generic.yaml")
+    chunking = ChunkingConfig(method=method, execute_steps=execute_steps, max_delay=4)
+    robot = replace(robot, control=replace(robot.control, chunking=chunking))
+    if not refusal:
+        assert robot.chunking_for(action_horizon=horizon, action_delay=0, max_prefix=0, control_hz=20.0) == chunking
+        return
+    with pytest.raises(ValueError, match=refusal):
+        robot.chunking_for(action_horizon=horizon, action_delay=0, max_prefix=0, control_hz=20.0)
 
 
 def test_in_a_queue_an_observation_is_recorded_before_the_first_action_that_is_chosen_by_it() -> None:
