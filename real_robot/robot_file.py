@@ -260,7 +260,7 @@ def load_robot(path: Path) -> Robot:
         robot = Robot(limits=limits, control=control, ros=ros, leader=leader, calibration=calibration)
         _check_output(robot)
         _check_lead(robot)
-        return robot
+        return dataclasses.replace(robot, limits=_with_bases(robot, document["limits"]["joints"]))
     except ValueError as error:
         raise ValueError(f"{path}: {str(error).lstrip('.')}") from error
 
@@ -382,6 +382,21 @@ def _check_base(robot: Robot, controller: Controller, where: str, units: Sequenc
         raise ValueError(f".limits.contact: it would not count the speed of the base ({', '.join(controller.joints)})")
     if controller.odometry and controller.joint_states:
         raise ValueError(f"{where}: odometry or joint_states, not both")
+
+
+def _with_bases(robot: Robot, joints: Mapping[str, Any]) -> RobotLimits:
+    """The limits, with joints of a base as such: at rest too they may be ``step_from_measured`` from where they were
+    sent, unless the file gives a ``hold_tolerance``.
+    """
+    bases = {name for one in robot.controllers if one.command_type in _BASES for name in one.joints}
+    axes = []
+    for axis in robot.limits.axes:
+        if axis.name in bases:
+            given = "hold_tolerance" in joints[axis.name]
+            tolerance = axis.hold_tolerance if given else axis.step_from_measured
+            axis = dataclasses.replace(axis, hold_tolerance=tolerance, drives=True)
+        axes.append(axis)
+    return dataclasses.replace(robot.limits, axes=tuple(axes))
 
 
 def _section(kind: type[T], table: Any, where: str) -> T:

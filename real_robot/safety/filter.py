@@ -88,7 +88,8 @@ class SafetyFilter:
         self._sent = SentPath(limits.command_hz, self.lead + kept)
 
     def start(self, positions: Sequence[float], now_s: float, *, moved: bool = False) -> None:
-        """Hold at the measured ``positions``, or, joint by joint, where the arm was sent if it still holds there.
+        """Hold at the measured ``positions``, or, joint by joint, where the arm was sent if it still holds there, which
+        a base never does.
 
         ``moved``: the arm may have been moved since. A gripper is then not driven back to where it was sent, unless it
         is measured as near to there as before, so that it goes on pressing on what it holds.
@@ -102,7 +103,7 @@ class SafetyFilter:
         sent = self.positions if self._started else positions
         offsets = [abs(q - p) for q, p in zip(positions, sent, strict=True)]
         unknown = [UNKNOWN_OFFSET[axis.unit] for axis in self.limits.axes]
-        tolerances = self._held
+        tolerances = [0.0 if axis.drives else held for axis, held in zip(self.limits.axes, self._held, strict=True)]
         if moved and self._started:
             before = [abs(q - p) + d for q, p, d in zip(self._measured or sent, sent, unknown, strict=True)]
             tolerances = list(map(min, tolerances, before))
