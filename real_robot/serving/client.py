@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from episodes.overlays import EpisodeOutcome
@@ -123,7 +124,7 @@ class PolicyClient:
                 ) as connection:  # fmt: skip
                     self._use(connection)
             except (OSError, WebSocketException, WireError) as error:
-                self._on_lost(f"{type(error).__name__}: {error}")
+                self._on_lost(_reason(error))
             with self._lock:
                 self._lock.wait_for(lambda: self._closing, self._retry_s)
 
@@ -194,6 +195,14 @@ def check_url(url: str) -> None:
             f"policy server {url!r}: the token would be sent to another machine unencrypted; use wss://, or an SSH "
             f"tunnel: ssh -L 8720:localhost:8720 {parts.hostname}, then ws://127.0.0.1:8720"
         )
+
+
+def _reason(error: Exception) -> str:
+    if not isinstance(error, InvalidStatus):
+        return f"{type(error).__name__}: {error}"
+    status, said = error.response.status_code, (error.response.body or b"")[:200].decode(errors="replace").strip()
+    hint = "; give the token file of the server (--token-file)" if status == HTTPStatus.UNAUTHORIZED else ""
+    return f"the server refuses: HTTP {status}, {said}{hint}"
 
 
 def _receive(connection: ClientConnection, timeout_s: float) -> object:

@@ -274,6 +274,16 @@ def test_mistakes_of_the_program_are_one_line(
     assert message in said
 
 
+def test_the_program_reads_the_token_that_a_server_here_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr("sys.argv", ["real_robot.lerobot", str(so101(tmp_path)), "--instruction", "wave"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert f"{tmp_path}/config/vla-rl/token" in capsys.readouterr().err
+
+
 @contextmanager
 def served_to_an_arm(folder: Path, *, cameras: tuple[str, ...] = ("agent",), thinks_s: float = 0.0) -> Iterator[str]:
     """The address of a server whose policy takes ``thinks_s`` for a chunk; its token is in ``folder``."""

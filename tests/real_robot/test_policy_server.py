@@ -28,7 +28,7 @@ from real_robot.serving.server import PolicyServer, ServerConfig, run_server
 from real_robot.serving.versions import Versions
 from sims.errors import UserError
 from tests.real_robot.small_policies import other_robot, small_policy
-from tests.real_robot.test_policy_versions import served
+from tests.real_robot.test_policy_versions import served, wait_until
 
 TOKEN = "0123456789abcdef"
 ACT = ActRequest(
@@ -199,6 +199,16 @@ def test_clients_need_the_token_and_a_free_place(server: PolicyServer) -> None:
     with dial(server), dial(server), pytest.raises(InvalidStatus) as refusal:
         dial(server)
     assert refusal.value.response.status_code == 503
+
+
+def test_a_client_says_why_the_server_refuses_it(server: PolicyServer) -> None:
+    client = PolicyClient(f"ws://127.0.0.1:{server.port}", token="of another server")
+    try:
+        wait_until(lambda: client.problem != "not connected yet", 10.0)
+        assert client.problem.startswith("the server refuses: HTTP 401, wrong or missing token")
+        assert client.problem.endswith("; give the token file of the server (--token-file)")
+    finally:
+        client.close()
 
 
 def test_too_many_requests_and_text_frames_end_the_connection(server: PolicyServer) -> None:

@@ -74,6 +74,16 @@ def test_a_policy_is_not_deployed_without_an_instruction(
         deployed(tmp_path / "bundle", CONFIG.file, tasks)
 
 
+def test_no_token_is_made_up_for_a_server_that_is_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("real_robot.ros.commands.require_ros", lambda: None)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    save_bundle(small_policy(robot=FITTING), tmp_path / "bundle")
+    options = {"robot": CONFIG.file, "instruction": "reach", "token_file": None, "runtime": "eager"}
+    with pytest.raises(RobotError, match=r"no token in .*config/vla-rl/token.* --token-file"):
+        deploy(tmp_path / "bundle", url="ws://127.0.0.1:9", **options)  # type: ignore[arg-type]
+    assert not (tmp_path / "config").exists()
+
+
 def deployed(bundle: Path, robot: Path, tasks: tuple[str, ...] = ()) -> int:
     url = "ws://127.0.0.1:9"
     return deploy(bundle, robot=robot, instruction="", tasks=tasks, url=url, token_file=None, runtime="eager")
