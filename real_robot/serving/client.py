@@ -72,8 +72,13 @@ class PolicyClient:
         return self._thread.is_alive()
 
     def bind(self, fingerprint: str) -> None:
-        """Until ``end_episode`` no other policy is accepted, whoever answers at the address. "": any is, again."""
+        """Until ``end_episode`` no other policy is accepted, whoever answers at the address. "": any is, again.
+
+        ValueError if another one is connected now.
+        """
         with self._lock:
+            if fingerprint and self._hello is not None and self._hello.fingerprint != fingerprint:
+                raise ValueError(f"the server now offers policy {self._hello.fingerprint[:12]}; begin again")
             self._bound = fingerprint
 
     @property
@@ -188,6 +193,10 @@ class PolicyClient:
 def check_url(url: str) -> None:
     """ValueError unless it is wss://, or ws:// to this machine."""
     parts = urlsplit(url)
+    try:
+        _ = parts.port
+    except ValueError as error:
+        raise ValueError(f"policy server {url!r}: {error}") from error
     if parts.scheme not in ("ws", "wss") or not parts.hostname:
         raise ValueError(f"policy server {url!r}: expected ws://HOST:PORT or wss://HOST:PORT")
     if parts.scheme == "ws" and not is_loopback(parts.hostname):

@@ -291,6 +291,24 @@ def test_a_client_keeps_to_the_policy_of_its_episode(server: PolicyServer) -> No
         client.close()
 
 
+def test_an_episode_is_not_begun_with_another_policy_than_was_read(server: PolicyServer) -> None:
+    """The server may change it between the two."""
+    client = PolicyClient(f"ws://127.0.0.1:{server.port}", token=TOKEN)
+    try:
+        wait_until(lambda: client.hello is not None, 10.0)
+        with pytest.raises(ValueError, match="the server now offers policy untrained; begin again"):
+            client.bind("the one before")
+        client.bind("untrained")
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("port", ["87200", "port"])
+def test_an_address_without_a_port_that_can_be_is_refused(port: str) -> None:
+    with pytest.raises(ValueError, match=f"policy server 'ws://127.0.0.1:{port}': Port"):
+        PolicyClient(f"ws://127.0.0.1:{port}", token=TOKEN)
+
+
 @pytest.mark.parametrize("url", ["ws://192.0.2.7:8720", "ws://robot.example:8720", "http://127.0.0.1:8720", "ws://"])
 def test_the_token_is_sent_to_another_machine_only_with_tls(url: str) -> None:
     with pytest.raises(ValueError, match=r"unencrypted; use wss://|expected ws://HOST:PORT"):
