@@ -291,6 +291,19 @@ def test_a_client_keeps_to_the_policy_of_its_episode(server: PolicyServer) -> No
         client.close()
 
 
+def test_a_policy_without_cameras_is_served() -> None:
+    blind = other_robot(cameras=(), image_size=(0, 0))
+    backend = PolicyBackend(small_policy(robot=blind, max_prefix=3), fingerprint="blind")
+    with served(Versions(backend)) as port:
+        client = PolicyClient(f"ws://127.0.0.1:{port}", token=TOKEN)
+        try:
+            wait_until(lambda: client.hello is not None, 10.0)
+            client.ask(replace(ACT, images={}))
+            assert answer_of(client).chunk is not None
+        finally:
+            client.close()
+
+
 def test_an_episode_is_not_begun_with_another_policy_than_was_read(server: PolicyServer) -> None:
     """The server may change it between the two."""
     client = PolicyClient(f"ws://127.0.0.1:{server.port}", token=TOKEN)
