@@ -233,7 +233,7 @@ class RobotEnv:
         """The newest images and joints; at age 0 newer than this call, to show the effect of the last action."""
         joints, cameras = self._connection.joints, self._connection.cameras
         asked_s, measured, problem = time.monotonic(), None, "no new image from some camera"
-        images: dict[str, NDArray[np.uint8]] = {}
+        images: dict[str, NDArray[np.uint8]] | None = None
 
         def arrived() -> bool:
             nonlocal measured, images, problem
@@ -241,14 +241,17 @@ class RobotEnv:
             if measured is None or newest is None or newest[1] < asked_s - max_image_age_s:
                 return False
             try:
-                images, _ = cameras.images(self.spec.image_size) or ({}, 0.0)
+                images, _ = cameras.images(self.spec.image_size) or (None, 0.0)
             except UnreadableImages as error:  # the next may be readable
                 problem = str(error)
-            return bool(images)
+            return images is not None
 
         self._wait(arrived, lambda: joints.problem or problem)
         assert measured is not None
-        seen = np.stack([images[camera] for camera in self.spec.cameras])
+        assert images is not None
+        seen = np.zeros((len(images), *self.spec.image_size, 3), np.uint8)
+        for i, camera in enumerate(self.spec.cameras):
+            seen[i] = images[camera]
         return observation_of(seen, self._embodiment.state(measured.positions), self._instruction)
 
     def _wait(self, condition: Callable[[], bool], problem: Callable[[], str]) -> None:

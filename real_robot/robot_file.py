@@ -34,10 +34,10 @@ CommandType = Literal[
 ]
 _TIMED = ("joint_trajectory", "follow_joint_trajectory")
 _BASES = ("base_twist", "base_twist_stamped")
-MIN_LEAD_TICKS, MIN_LEAD_S = (
-    5,
-    0.05,
-)  # of ``command_lead``: docs/safety-filter.md#how-limits-hold-inside-the-controller
+# of ``command_lead``: docs/safety-filter.md#how-limits-hold-inside-the-controller
+MIN_LEAD_TICKS, MIN_LEAD_S = 5, 0.05
+# A goal of an action is answered, so only every third tick sends one; the others are as if they were lost.
+TICKS_PER_GOAL = 3
 _CHOICES = {
     "EmbodimentName": tuple(EMBODIMENTS),
     "CommandType": get_args(CommandType),
@@ -205,13 +205,26 @@ class Robot:
         """ValueError unless the lead allows a policy that was trained with this delay [control steps]."""
         self.control.chunking.for_policy(action_delay, lead_steps=self.lead_steps(control_hz))
 
-    def chunking_for(self, *, action_delay: int, max_prefix: int, control_hz: float) -> ChunkingConfig:
+    def chunking_for(
+        self, *, action_horizon: int, action_delay: int, max_prefix: int, control_hz: float
+    ) -> ChunkingConfig:
         """How the chunks of a policy that was trained with this delay [control steps] and prefixes of up to
-        ``max_prefix`` actions follow each other. ValueError if lead or ``max_delay`` are too long for them.
+        ``max_prefix`` actions follow each other. ValueError if lead, ``max_delay`` or the chunks are too long for them.
         """
         lead_steps = self.lead_steps(control_hz)
         chunking = self.control.chunking.for_policy(action_delay, lead_steps=lead_steps)
         chunking.check_prefix(max_prefix, lead_steps=lead_steps)
+        oldest_s = chunking.oldest_steps(action_horizon, lead_steps=lead_steps) / control_hz
+        if oldest_s > self.limits.max_command_age_s + 1e-9:
+            executed = (
+                f"all {action_horizon} actions" if chunking.method == "queue" else
+                f"control.chunking.execute_steps {chunking.execute_steps}"
+            )  # fmt: skip
+            raise ValueError(
+                f"a chunk would be executed up to {oldest_s:g} s after its observation ({executed} at {control_hz:g} "
+                f"Hz, after a delay of up to {chunking.max_delay}), beyond limits.max_command_age of "
+                f"{self.limits.max_command_age_s:g} s the arm brakes; execute fewer, or raise max_command_age"
+            )
         return chunking
 
 
@@ -247,7 +260,7 @@ def load_robot(path: Path) -> Robot:
         robot = Robot(limits=limits, control=control, ros=ros, leader=leader, calibration=calibration)
         _check_output(robot)
         _check_lead(robot)
-        return robot
+        return dataclasses.replace(robot, limits=_with_bases(robot, document["limits"]["joints"]))
     except ValueError as error:
         raise ValueError(f"{path}: {str(error).lstrip('.')}") from error
 
@@ -325,11 +338,14 @@ def _check_output(robot: Robot) -> None:
 
 def _check_lead(robot: Robot) -> None:
     """Where points are sent ahead: far enough."""
-    least_s = max(MIN_LEAD_TICKS / robot.limits.command_hz, MIN_LEAD_S)
+    goals = any(controller.command_type == "follow_joint_trajectory" for controller in robot.controllers)
+    dt, more = 1.0 / robot.limits.command_hz, TICKS_PER_GOAL - 1 if goals else 0
+    least_s = max(MIN_LEAD_TICKS * dt, MIN_LEAD_S) + more * dt
     if robot.lead_s and robot.lead_s < least_s - 1e-9:
+        of_goals = f", and {more} ticks more for follow_joint_trajectory" if goals else ""
         raise ValueError(
             f".limits.command_lead: {1000 * robot.lead_s:g} ms are too few, late and lost messages would break limits; "
-            f"set it to {1000 * least_s:g} ms at least ({MIN_LEAD_TICKS} ticks, and {1000 * MIN_LEAD_S:g} ms)"
+            f"set it to {1000 * least_s:g} ms at least ({MIN_LEAD_TICKS} ticks, and {1000 * MIN_LEAD_S:g} ms{of_goals})"
         )
 
 
@@ -366,6 +382,21 @@ def _check_base(robot: Robot, controller: Controller, where: str, units: Sequenc
         raise ValueError(f".limits.contact: it would not count the speed of the base ({', '.join(controller.joints)})")
     if controller.odometry and controller.joint_states:
         raise ValueError(f"{where}: odometry or joint_states, not both")
+
+
+def _with_bases(robot: Robot, joints: Mapping[str, Any]) -> RobotLimits:
+    """The limits, with joints of a base as such: at rest too they may be ``step_from_measured`` from where they were
+    sent, unless the file gives a ``hold_tolerance``.
+    """
+    bases = {name for one in robot.controllers if one.command_type in _BASES for name in one.joints}
+    axes = []
+    for axis in robot.limits.axes:
+        if axis.name in bases:
+            given = "hold_tolerance" in joints[axis.name]
+            tolerance = axis.hold_tolerance if given else axis.step_from_measured
+            axis = dataclasses.replace(axis, hold_tolerance=tolerance, drives=True)
+        axes.append(axis)
+    return dataclasses.replace(robot.limits, axes=tuple(axes))
 
 
 def _section(kind: type[T], table: Any, where: str) -> T:

@@ -76,6 +76,15 @@ class ChunkingConfig:
                 f"{max_prefix} (max_prefix); lower the one that is too long, or set control.chunking.method: ensemble"
             )
 
+    def oldest_steps(self, horizon: int, *, lead_steps: float) -> int:
+        """Control steps from an observation to the end of what is chosen by it, in chunks of ``horizon`` actions.
+
+        In a queue all are executed after the delay. Otherwise the next chunk is requested ``execute_steps`` actions
+        later, and after a hold the first of these actions comes a delay after its observation.
+        """
+        delay = max(1, self.max_delay - round(lead_steps))
+        return delay + horizon if self.method == "queue" else delay + self.execute_steps + delay
+
     def check(self, horizon: int) -> None:
         """ValueError unless max_delay <= execute_steps <= horizon - max_delay, so that planned delays leave no gap."""
         if self.method == "queue":
@@ -159,7 +168,7 @@ class ChunkScheduler:
         planned = self._leftover(tick)
         begins = tick + max(1, self.config.max_delay - lead_ticks)
         if self.config.method == "queue":
-            due = len(planned) <= begins - tick
+            due = self._planned_until <= begins
         else:
             due = self._last_request is None or self._consumed - self._last_request >= self.config.execute_steps
         if self._pending or (len(planned) and not due):
@@ -234,9 +243,13 @@ class ChunkScheduler:
     def _skip_to(self, tick: int) -> None:
         """Missed ticks consume their actions too."""
         if self._next_tick is not None and tick > self._next_tick:
-            planned_until = max((start + len(chunk) for start, chunk in self._chunks), default=0)
-            self._consumed += max(0, min(tick, planned_until) - self._next_tick)
+            self._consumed += max(0, min(tick, self._planned_until) - self._next_tick)
             self._next_tick = tick
+
+    @property
+    def _planned_until(self) -> int:
+        """The first tick that no chunk has an action for; 0 without chunks."""
+        return max((start + len(chunk) for start, chunk in self._chunks), default=0)
 
     def _leftover(self, tick: int) -> Actions:
         """Actions of the newest chunk from ``tick`` on, [L, A]."""

@@ -104,8 +104,9 @@ class HumanSource:
         step, measured = due
         images = self._images()
         self._observed = images is not None
-        if images is not None:
-            self._log.observation(step, images, self._embodiment.state(measured.positions))
+        state = self._embodiment.state(measured.positions)
+        if images is not None and np.isfinite(state).all():
+            self._log.observation(step, images, state)
 
     def _images(self) -> Mapping[str, UInt8[np.ndarray, "height width 3"]] | None:
         try:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import floor, isfinite
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -94,7 +94,7 @@ def ticks_per_step(*, command_hz: float, control_hz: float) -> int:
 
 
 class ControlLoop:
-    """Call ``tick`` once per command period, with the time of a monotonic clock [s]. It begins paused.
+    """Call ``tick`` at every multiple of the command period, with the time of a monotonic clock [s]. It begins paused.
 
     ``lead_s``: how long before its time a point is decided; 0 for controllers that do not take times. ``speed`` in
     (0, 1]: share of the highest speed that is used. ValueError if ``command_hz`` is not a multiple of ``control_hz``.
@@ -134,13 +134,21 @@ class ControlLoop:
         self._embodiment.targets(np.zeros(self._embodiment.action_dim, dtype=np.float32), joints)
 
     def start(self, joints: Sequence[float], now_s: float) -> None:
-        """Hold at ``joints`` and take actions. ValueError while stopped, and as ``SafetyFilter.start``."""
+        """Begin an episode: hold at ``joints``, to which others may have moved the arm, and take actions.
+
+        ValueError while stopped, and as ``SafetyFilter.start``.
+        """
+        self._start(joints, now_s, moved=True)
+
+    def _start(self, joints: Sequence[float], now_s: float, *, moved: bool) -> None:
         if self.filter.stopped:
             raise ValueError(f"stopped: {self.filter.stopped}; release the stop first")
-        self.filter.start(self._within_limits(joints), now_s)
+        hz = self.filter.limits.command_hz
+        self.filter.start(self._within_limits(joints), floor(now_s * hz + 1e-6) / hz, moved=moved)
         self._tick, self._control_tick = self.filter.tick, -1
         self.live, self._paused, self._in_episode = True, False, True
-        self._ramp_from_s, self._ramp_is_due = (self.filter.last_point_s if self._ramp_is_due else None), False
+        if self._ramp_is_due or self._ramp_from_s is not None:  # one that was interrupted begins again
+            self._ramp_from_s, self._ramp_is_due = self.filter.last_point_s, False
         self._goal = self._executing = None
         self._clear_plan()
 
@@ -165,14 +173,14 @@ class ControlLoop:
         if self.live and not self.filter.at_rest:
             raise ValueError("the arm is still braking")
         self._check_pose(measured, [axis.step_from_measured for axis in self.filter.limits.axes])
-        self.start(measured.positions, now_s)
+        self._start(measured.positions, now_s, moved=False)
 
     def tick(self, measured: Measurement | None, now_s: float) -> SafeCommand | None:
         """The command for this tick, the last one at rest; None: nothing is to be sent."""
         if not self.live and not self._continue(measured, now_s):
             return None
         control_tick, part = divmod(self._tick, self._period)
-        if control_tick > self._control_tick and measured is not None:
+        if control_tick > self._control_tick and measured is not None and self.filter.taken_up:
             self._control_tick = control_tick
             self._control(control_tick, measured)
         command = None
@@ -225,7 +233,7 @@ class ControlLoop:
         try:
             axes, lost = self.filter.limits.axes, self.filter.lost
             self._check_pose(measured, [axis.step_from_measured if lost else axis.hold_tolerance for axis in axes])
-            self.start(measured.positions, now_s)
+            self._start(measured.positions, now_s, moved=False)
         except ValueError as error:
             self.stop(str(error))
             return False
@@ -253,7 +261,8 @@ class ControlLoop:
         """Choose the goal of this control period."""
         self.counters.control_ticks += 1
         self._report_executed()
-        action = self.source.action(tick, measured, self._lead_steps) if self.mode == "running" else None
+        asks = self.mode == "running" and all(map(isfinite, measured.positions))
+        action = self.source.action(tick, measured, self._lead_steps) if asks else None
         if action is None:
             self.counters.holds += 1
             self._goal = None
@@ -263,8 +272,8 @@ class ControlLoop:
         start = self._goal.end if self._goal else self.filter.positions
         # where the arm will be when the action begins, if it then lags as it does now
         joints = [p + q - at for p, q, at in zip(self.filter.positions, measured.positions, sent, strict=True)]
-        if self._goal is None:
-            self._embodiment.begin(joints)
+        if self._goal is None:  # not where it lags, or it would be lowered, and let go of what it holds
+            self._embodiment.begin(self.filter.positions)
         self._goal = _Goal(tick, start, self._embodiment.targets(action.values, joints), action)
         self._executing = self._goal._replace(start=self.filter.positions)
 
@@ -278,6 +287,8 @@ class ControlLoop:
 
     def _account(self, out: SafeCommand) -> None:
         """Count events. After a rejection the goal is dropped, so that motion continues from where the arm brakes."""
+        if any(event.reason == "early_tick" for event in out.events):  # the last command again
+            return
         if not out.accepted:
             if self._goal is not None:
                 self.counters.rejected += 1

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import floor
 
 import numpy as np
 
@@ -152,10 +153,12 @@ class ControlThread:
                 self._running = self.loop.live = False
 
     def _drive(self) -> None:
-        """Every command tick until ``brake`` and at rest. Sleeps until absolute times: lateness does not add up."""
-        period_s = 1.0 / self.loop.filter.limits.command_hz
-        due_s = time.monotonic() + period_s
-        check_s = due_s
+        """Every command tick until ``brake`` and at rest. Sleeps until absolute times, those of the loop's ticks:
+        lateness does not add up.
+        """
+        hz = self.loop.filter.limits.command_hz
+        tick = floor(time.monotonic() * hz) + 1
+        due_s = check_s = tick / hz
         while self._running or (self.loop.live and not self.loop.filter.at_rest):
             time.sleep(max(0.0, due_s - time.monotonic()))
             with self.lock:  # time is read inside the lock: ``start`` may reset the clock meanwhile
@@ -175,7 +178,8 @@ class ControlThread:
             if check:
                 check_s = now_s + CHECK_EVERY_S
             self._do_slow_work(now_s, check=check)
-            due_s += period_s * max(1, round((now_s - due_s) / period_s) + 1)
+            tick = max(tick, round(now_s * hz)) + 1
+            due_s = tick / hz
 
     def _do_slow_work(self, now_s: float, *, check: bool) -> None:
         """An error here stops the arm; the thread goes on, as it must brake it."""

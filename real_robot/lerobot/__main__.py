@@ -18,6 +18,7 @@ from real_robot.lerobot.arm import LeRobotArm, LeRobotConnection
 from real_robot.lerobot.devices import make_driver
 from real_robot.robot_file import Robot, RobotError, read_robot
 from real_robot.serving.client import PolicyClient
+from real_robot.serving.commands import token_path
 from real_robot.serving.remote_policy import RemotePolicy
 from real_robot.waiting import wait_until_ready
 from sims.errors import UserError
@@ -45,7 +46,12 @@ def run_episode(arm: LeRobotArm, robot: Robot, client: PolicyClient, *, instruct
     embodiment = robot.embodiment()
     policy = RemotePolicy(
         hello,
-        robot.chunking_for(action_delay=hello.action_delay, max_prefix=hello.max_prefix, control_hz=hello.control_hz),
+        robot.chunking_for(
+            action_horizon=hello.action_horizon,
+            action_delay=hello.action_delay,
+            max_prefix=hello.max_prefix,
+            control_hz=hello.control_hz,
+        ),
         embodiment=embodiment,
         client=client,
         cameras=arm,
@@ -81,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--url", default="ws://127.0.0.1:8720")
-    parser.add_argument("--token-file", type=Path, default=Path("~/.config/vla-rl/token"))
+    parser.add_argument("--token-file", type=Path, default=token_path())
     parser.add_argument("--instruction", required=True)
     parser.add_argument("--seconds", type=float, default=30.0)
     options = parser.parse_args()

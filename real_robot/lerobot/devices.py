@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import pkgutil
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ import numpy as np
 from real_robot.robot_file import LeRobotDevice, RobotError
 from real_robot.safety.stopping import AxisLimits
 
+LEAVE_S = 3.0  # within which a device answers when it is left
 _Device = TypeVar("_Device", bound="DeviceThread")  # not Self, which --check-types cannot check in a method
 
 
@@ -73,9 +75,16 @@ class DeviceThread(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """RobotError if the device does not answer; printed in place of that where another error is under way."""
         self._running = False
-        self._thread.join()
-        self._made.disconnect()
+        self._thread.join(LEAVE_S)
+        if not self._thread.is_alive():
+            self._made.disconnect()
+            return
+        said = f"{self._section_name}: {self._type} does not answer; what it was sent last counts"
+        if kind is None:
+            raise RobotError(said)
+        print(said, file=sys.stderr)
 
     def _missing(self) -> set[str]:
         """Names of the robot file that the connected device lacks."""

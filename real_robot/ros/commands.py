@@ -22,7 +22,7 @@ from real_robot.control.loop import ticks_per_step
 from real_robot.robot_file import RobotError, read_robot
 from real_robot.ros.installation import require_ros
 from real_robot.serving.backends import describe
-from real_robot.serving.commands import default_token_file
+from real_robot.serving.commands import token_path
 from real_robot.serving.remote_policy import check_policy
 from real_robot.serving.runtimes import Runtime
 
@@ -50,6 +50,12 @@ def deploy(
     if not instruction.strip():
         trained = f", as in the tasks that it was trained on: {', '.join(tasks)}" if tasks else ""
         raise RobotError(f"deploy needs --instruction TEXT, what the policy is asked to do{trained}")
+    token_file = token_file or token_path()
+    if url is not None and not token_file.exists():
+        raise RobotError(
+            f"no token in {token_file} for the server {url}: copy that of its machine, whose file vla-rl serve names "
+            "in its first line, and give it with --token-file"
+        )
     from real_robot.ros import node
 
     with contextlib.ExitStack() as stack:
@@ -59,7 +65,7 @@ def deploy(
         values: dict[str, object] = {
             "robot_file": robot,
             "policy_url": url,
-            "token_file": token_file or default_token_file(),
+            "token_file": token_file,
             "instruction": instruction,
         }
         return node.main(ros_arguments(values), autostart_s=START_S)
@@ -92,7 +98,10 @@ def _check(bundle: Path, robot: Path) -> None:
     try:
         described.check_cameras(policy.cameras)
         chunking = described.chunking_for(
-            action_delay=policy.action_delay, max_prefix=policy.max_prefix, control_hz=policy.control_hz
+            action_horizon=policy.action_horizon,
+            action_delay=policy.action_delay,
+            max_prefix=policy.max_prefix,
+            control_hz=policy.control_hz,
         )
         check_policy(policy, described.embodiment(), chunking)
         ticks_per_step(command_hz=described.limits.command_hz, control_hz=policy.control_hz)

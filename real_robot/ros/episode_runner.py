@@ -169,7 +169,10 @@ class EpisodeRunner:
         policy = RemotePolicy(
             hello,
             robot.chunking_for(
-                action_delay=hello.action_delay, max_prefix=hello.max_prefix, control_hz=hello.control_hz
+                action_horizon=hello.action_horizon,
+                action_delay=hello.action_delay,
+                max_prefix=hello.max_prefix,
+                control_hz=hello.control_hz,
             ),
             embodiment=embodiment,
             client=self._client,

@@ -193,8 +193,10 @@ class CameraInput:
             topic.close()
 
     def newest(self) -> tuple[dict[str, Any], float] | None:
-        """Every camera's message, and when the oldest was taken [s, monotonic]; None while one is missing."""
-        messages, oldest_s = {}, math.inf
+        """Every camera's message, and when the oldest was taken [s, monotonic], now without cameras; None while one is
+        missing.
+        """
+        messages, oldest_s = {}, time.monotonic() if not self._topics else math.inf
         for name, topic in self._topics.items():
             taken = topic.take()
             if taken is None:

@@ -20,17 +20,15 @@ from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
 from real_robot.control.mobile_base import body_velocity
 from real_robot.control.protocols import CommandSink
-from real_robot.robot_file import RosSection
+from real_robot.robot_file import TICKS_PER_GOAL, RosSection
 from real_robot.ros.clock import offset_s
 from real_robot.ros.messages import ros_type
-from real_robot.safety.commands import PathPoint, SafeCommand
+from real_robot.safety.commands import PathPoint, SafeCommand, due_point
 from real_robot.safety.kinematics import EndEffectorPoint
 from real_robot.safety.limits import RobotLimits
 
 # The message of a stop is sent so often, in case that one is lost.
 URGENT_COPIES = 4
-# A goal of an action is answered, so only every third tick sends one; the others are as if they were lost.
-TICKS_PER_GOAL = 3
 # With nothing sent for longer, the relation of the two clocks is read again.
 SILENT_S = 0.25
 MAX_CLOCK_STEP_S = 0.005
@@ -95,7 +93,8 @@ class TrajectoryOutput(_TopicOutput):
 class TrajectoryActionOutput:
     """The same as goals of a FollowJointTrajectory action: every goal replaces the one before, results are ignored.
 
-    Goals are sent only while there is a server, as they would never be answered otherwise.
+    Goals are sent every ``TICKS_PER_GOAL`` ticks, and only while there is a server, as they would never be answered
+    otherwise.
     """
 
     def __init__(self, node: Node, ros: RosSection, limits: RobotLimits) -> None:
@@ -244,7 +243,11 @@ class SeparateOutputs:
     def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
         for part in self._parts:
             if part.at_once:
-                part.output.send(of_joints(_due(out, path), part.joints), [])
+                _, positions, velocities, accelerations = due_point(path, time.monotonic())
+                due = out._replace(
+                    positions=tuple(positions), velocities=tuple(velocities), accelerations=tuple(accelerations)
+                )
+                part.output.send(of_joints(due, part.joints), [])
             else:
                 part.output.send(of_joints(out, part.joints), [of_joints(point, part.joints) for point in path])
 
@@ -295,15 +298,6 @@ class TrajectoryBuilder:
 
     def _clock_offset_s(self) -> float:
         return offset_s(lambda: float(self._node.get_clock().now().nanoseconds * 1e-9))
-
-
-def _due(out: SafeCommand, path: Sequence[PathPoint]) -> SafeCommand:
-    """``out`` with the newest point of ``path`` whose time has come."""
-    now_s = time.monotonic()
-    point = ([point for point in path if point.time_s <= now_s] or path)[-1]
-    return out._replace(
-        positions=tuple(point.positions), velocities=tuple(point.velocities), accelerations=tuple(point.accelerations)
-    )
 
 
 def of_joints(motion: Motion, joints: Sequence[int]) -> Motion:

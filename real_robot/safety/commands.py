@@ -69,3 +69,8 @@ class PathPoint(NamedTuple):
     positions: Sequence[float]
     velocities: Sequence[float]
     accelerations: Sequence[float]
+
+
+def due_point(path: Sequence[PathPoint], now_s: float) -> PathPoint:
+    """The newest point of ``path`` whose time has come; before all of them the first, where the arm rests."""
+    return next((point for point in reversed(path) if point.time_s <= now_s), path[0])

@@ -83,11 +83,16 @@ class SafetyFilter:
         self._aim = 1.0
         self._stop_reason: str | None = None
         self._started = self.lost = False
+        self._measured: Sequence[float] | None = None  # the last positions that are numbers
         kept = ceil(limits.max_measurement_age_s / self.dt) + self._sent_before + 4
         self._sent = SentPath(limits.command_hz, self.lead + kept)
 
-    def start(self, positions: Sequence[float], now_s: float) -> None:
-        """Hold at the measured ``positions``, or, joint by joint, where the arm was sent if it still holds there.
+    def start(self, positions: Sequence[float], now_s: float, *, moved: bool = False) -> None:
+        """Hold at the measured ``positions``, or, joint by joint, where the arm was sent if it still holds there, which
+        a base never does.
+
+        ``moved``: the arm may have been moved since. A gripper is then not driven back to where it was sent, unless it
+        is measured as near to there as before, so that it goes on pressing on what it holds.
 
         The first point of the motion is so late that the controller comes to it within the limits, whether it holds
         the measured position or the one where it was sent last. ValueError if the arm is not inside the limits.
@@ -97,13 +102,17 @@ class SafetyFilter:
         self._check_start(positions)
         sent = self.positions if self._started else positions
         offsets = [abs(q - p) for q, p in zip(positions, sent, strict=True)]
+        unknown = [UNKNOWN_OFFSET[axis.unit] for axis in self.limits.axes]
+        tolerances = [0.0 if axis.drives else held for axis, held in zip(self.limits.axes, self._held, strict=True)]
+        if moved and self._started:
+            before = [abs(q - p) + d for q, p, d in zip(self._measured or sent, sent, unknown, strict=True)]
+            tolerances = list(map(min, tolerances, before))
         held = [
             p if offset <= tolerance else float(q)
-            for q, p, offset, tolerance in zip(positions, sent, offsets, self._held, strict=True)
+            for q, p, offset, tolerance in zip(positions, sent, offsets, tolerances, strict=True)
         ]
         if self._start_problem(held):  # a mix that nobody checked, unlike the measured positions
             held = [float(q) for q in positions]
-        unknown = [UNKNOWN_OFFSET[axis.unit] for axis in self.limits.axes]
         ticks = max([axis.take_up_ticks(max(d, o)) for axis, d, o in zip(self._axes, unknown, offsets, strict=True)])
         if self._point_speeds is not None:  # a quintic's highest speed is 1.875 times its mean
             path = [max(d, o) for d, o in zip(unknown, offsets, strict=True)]
@@ -128,6 +137,11 @@ class SafetyFilter:
     def last_point_s(self) -> float:
         """When the last point that was decided is due."""
         return self._sent.last.sent.time_s
+
+    @property
+    def taken_up(self) -> bool:
+        """Whether the controller has come to where the arm is held, so that the next call decides a point."""
+        return self._sent.last.tick <= self._sent.now + self.lead
 
     @property
     def braking(self) -> bool:
@@ -170,6 +184,8 @@ class SafetyFilter:
         if not self._advance_clock(now_s, events):
             return self._last._replace(events=tuple(events), urgent=False)
         problem = self._arm_problem(measured, now_s)
+        if measured and len(measured.positions) == len(self._axes) and all(map(isfinite, measured.positions)):
+            self._measured = tuple(measured.positions)
         urgent = problem is not None and not self._braking and not self.lost
         if urgent:
             self._sent.drop_from(self._sent.now + self._prompt)

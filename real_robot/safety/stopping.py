@@ -36,6 +36,7 @@ class AxisLimits:
     ``step_from_measured``: largest distance of the measured position from where the joint was sent at that time.
     ``hold_tolerance``: the same for a joint that has been at rest for a while.
     ``contact_residual``: largest external torque or force [N m or N]; None if the robot reports none.
+    ``drives``: a joint of a base, which is commanded by its speed alone, so that nothing holds it at a position.
     """
 
     name: str
@@ -47,6 +48,7 @@ class AxisLimits:
     step_from_measured: float
     hold_tolerance: float = 0.02
     contact_residual: float | None = None
+    drives: bool = False
 
 
 # Plain tuples, as hundreds are made in every tick.

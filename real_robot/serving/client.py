@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from episodes.overlays import EpisodeOutcome
@@ -71,8 +72,13 @@ class PolicyClient:
         return self._thread.is_alive()
 
     def bind(self, fingerprint: str) -> None:
-        """Until ``end_episode`` no other policy is accepted, whoever answers at the address. "": any is, again."""
+        """Until ``end_episode`` no other policy is accepted, whoever answers at the address. "": any is, again.
+
+        ValueError if another one is connected now.
+        """
         with self._lock:
+            if fingerprint and self._hello is not None and self._hello.fingerprint != fingerprint:
+                raise ValueError(f"the server now offers policy {self._hello.fingerprint[:12]}; begin again")
             self._bound = fingerprint
 
     @property
@@ -123,7 +129,7 @@ class PolicyClient:
                 ) as connection:  # fmt: skip
                     self._use(connection)
             except (OSError, WebSocketException, WireError) as error:
-                self._on_lost(f"{type(error).__name__}: {error}")
+                self._on_lost(_reason(error))
             with self._lock:
                 self._lock.wait_for(lambda: self._closing, self._retry_s)
 
@@ -187,6 +193,10 @@ class PolicyClient:
 def check_url(url: str) -> None:
     """ValueError unless it is wss://, or ws:// to this machine."""
     parts = urlsplit(url)
+    try:
+        _ = parts.port
+    except ValueError as error:
+        raise ValueError(f"policy server {url!r}: {error}") from error
     if parts.scheme not in ("ws", "wss") or not parts.hostname:
         raise ValueError(f"policy server {url!r}: expected ws://HOST:PORT or wss://HOST:PORT")
     if parts.scheme == "ws" and not is_loopback(parts.hostname):
@@ -194,6 +204,14 @@ def check_url(url: str) -> None:
             f"policy server {url!r}: the token would be sent to another machine unencrypted; use wss://, or an SSH "
             f"tunnel: ssh -L 8720:localhost:8720 {parts.hostname}, then ws://127.0.0.1:8720"
         )
+
+
+def _reason(error: Exception) -> str:
+    if not isinstance(error, InvalidStatus):
+        return f"{type(error).__name__}: {error}"
+    status, said = error.response.status_code, (error.response.body or b"")[:200].decode(errors="replace").strip()
+    hint = "; give the token file of the server (--token-file)" if status == HTTPStatus.UNAUTHORIZED else ""
+    return f"the server refuses: HTTP {status}, {said}{hint}"
 
 
 def _receive(connection: ClientConnection, timeout_s: float) -> object:

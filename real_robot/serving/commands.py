@@ -65,13 +65,17 @@ def serve(
     watcher.close()
 
 
+def token_path() -> Path:
+    """Where the token of a server on this machine is, or will be: ~/.config/vla-rl/token."""
+    return Path(os.environ.get("XDG_CONFIG_HOME", Path.home() / ".config")) / "vla-rl" / "token"
+
+
 def default_token_file() -> Path:
-    """~/.config/vla-rl/token, readable by its owner alone; created with a new token if it does not exist."""
-    folder = Path(os.environ.get("XDG_CONFIG_HOME", Path.home() / ".config")) / "vla-rl"
-    path = folder / "token"
+    """``token_path``, readable by its owner alone; created with a new token if it does not exist."""
+    path = token_path()
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder) as file:  # of its owner alone
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent) as file:  # of its owner alone
             file.write(secrets.token_hex(16) + "\n")
             file.flush()
             with contextlib.suppress(FileExistsError):  # of another program that starts now

@@ -37,7 +37,8 @@ class WireError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """Description of a policy. ``fingerprint``: sha256 of its weights. ``image_size``: [height, width].
+    """Description of a policy. ``fingerprint``: sha256 of its weights. ``image_size``: [height, width], 0 without
+    cameras.
 
     ``max_prefix``: longest prefix of committed actions that it accepts. ``action_delay``: control steps from an
     observation to the execution of the first action, as in its training; 0: as early as may be.
@@ -193,7 +194,7 @@ def _check_hello(hello: Hello) -> None:
             raise WireError(f"Hello.{name}: got {getattr(hello, name)}, must be at least 0")
     if not 0.0 < hello.control_hz < inf:
         raise WireError(f"Hello.control_hz: got {hello.control_hz}, must be finite and above 0")
-    if len(hello.image_size) != 2 or min(hello.image_size) < 1:
+    if len(hello.image_size) != 2 or min(hello.image_size) < (1 if hello.cameras else 0):
         raise WireError(f"Hello.image_size: got {hello.image_size}, must be [height, width]")
 
 

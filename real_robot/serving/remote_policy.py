@@ -127,9 +127,9 @@ class RemotePolicy:
 
     def record_final_observation(self, measured: Measurement, now_s: float) -> None:
         """Record the observation after the episode's last action."""
-        images = self._images(now_s)
-        if images is not None and self._log is not None:
-            self._log.observation(self._steps.total, images, self._embodiment.state(measured.positions))
+        images, state = self._images(now_s), self._embodiment.state(measured.positions)
+        if images is not None and np.isfinite(state).all() and self._log is not None:
+            self._log.observation(self._steps.total, images, state)
 
     def _images(self, now_s: float) -> dict[str, UInt8[np.ndarray, "height width 3"]] | None:
         try:

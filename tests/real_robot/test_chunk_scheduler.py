@@ -203,6 +203,20 @@ def test_in_a_queue_whole_chunks_follow_each_other_each_as_late_as_in_training(l
     assert executed[held : held + HORIZON] == list(range(HORIZON))
 
 
+@pytest.mark.parametrize("delay", [HORIZON - 1, HORIZON])
+def test_a_queue_with_a_delay_of_a_whole_chunk_averages_nothing(delay: int) -> None:
+    plan, asked, executed = scheduler(method="queue", max_delay=delay), [], []
+    for k in range(60):
+        if asked and asked[-1].tick == k - 1:
+            plan.deliver(asked[-1], chunk(100 * len(asked)), k)
+        if (request := plan.request(k)) is not None:
+            asked.append(request)
+        executed.append(value(plan.action(k)))
+    held = executed.index(100.0)
+    numbers = [100 * (1 + i // HORIZON) + i % HORIZON for i in range(60 - held)]
+    assert executed == [None] * held + numbers
+
+
 def test_in_a_queue_a_late_chunk_is_executed_as_a_whole() -> None:
     plan = scheduler(method="queue", max_delay=1)
     start(plan)

@@ -17,7 +17,7 @@ from real_robot.control.loop import Action, ControlLoop
 from real_robot.control.panda_end_effector import PandaEndEffector
 from real_robot.control.registry import EMBODIMENTS
 from real_robot.robot_file import load_robot
-from real_robot.safety.commands import Measurement, SafeCommand
+from real_robot.safety.commands import Measurement, SafeCommand, due_point
 from real_robot.safety.limits import RobotLimits
 from real_robot.safety.stopping import AxisLimits
 from real_robot.serving.client import Answer
@@ -215,6 +215,44 @@ def test_after_a_stop_only_an_explicit_resume_moves_the_arm_and_slowly_at_first(
     assert fastest(arm.run(500)) > 0.65 * fast
 
 
+@pytest.mark.parametrize("what", ["pause", "measurements"])
+def test_an_interruption_of_the_slow_start_does_not_end_it(what: str) -> None:
+    robot = load_robot(ROBOTS / "generic.yaml")
+    loop, period_s = robot.control_loop(Forwards(), robot.embodiment(), control_hz=20.0), 0.01
+    joints, tick = [-2.0] * 6 + [0.02], 0
+
+    def run(seconds: float, *, measured: bool = True) -> float:
+        """The highest speed of joint_1 that was sent."""
+        nonlocal joints, tick
+        speeds = [0.0]
+        for _ in range(round(seconds / period_s)):
+            tick += 1
+            stamp_s = tick * period_s - (0.0 if measured else 10.0)
+            if out := loop.tick(Measurement(joints, stamp_s), tick * period_s):
+                joints = list(loop.filter.sent_position(tick * period_s))
+                speeds.append(abs(out.velocities[0]))
+        return max(speeds)
+
+    def resume() -> None:
+        loop.resume(Measurement(joints, tick * period_s), tick * period_s)
+
+    loop.start(joints, 0.0)
+    fast = run(4.0)
+    loop.stop("test")
+    run(2.0)
+    loop.release()
+    resume()
+    run(2.0)
+    if what == "pause":
+        loop.pause()
+        run(2.0)
+        resume()
+    else:
+        run(2.0, measured=False)
+    assert 0.0 < run(2.0) < 0.5 * fast
+    assert run(4.0) > 0.9 * fast
+
+
 def test_before_the_first_episode_and_after_one_nothing_is_resumed() -> None:
     arm = SimulatedArm()
     new = ControlLoop(LIMITS, control_hz=20.0, embodiment=JointPositions([(-1.0, 1.0)] * 2), source=arm.policy)
@@ -329,13 +367,13 @@ def test_the_lead_is_as_many_control_steps_for_the_loop_as_for_the_robot_file(
     embodiment = PandaEndEffector(robot.limits.axes)
     loop = ControlLoop(robot.limits, control_hz=hz, embodiment=embodiment, source=source, lead_s=robot.lead_s)
     loop.start(joints, 0.0)
-    for tick in range(1, 30):
+    for tick in range(1, 60):
         loop.tick(Measurement(joints, tick / 100), tick / 100)
     assert robot.lead_steps(hz) == pytest.approx(steps)
     assert source.leads == {round(steps)}
     if steps != round(steps):
         with pytest.raises(ValueError, match=f"limits.command_lead takes {steps:g}: set command_lead to a whole"):
-            robot.chunking_for(action_delay=3, max_prefix=0, control_hz=hz)
+            robot.chunking_for(action_horizon=8, action_delay=3, max_prefix=0, control_hz=hz)
 
 
 @pytest.mark.parametrize(
@@ -355,10 +393,33 @@ def test_a_prefix_that_the_delay_or_the_lead_makes_too_long_is_refused_before_an
     limits = replace(robot.limits, command_lead_s=0.001 * lead_ms)
     robot = replace(robot, limits=limits, control=replace(robot.control, chunking=chunking))
     if not refusal:
-        assert robot.chunking_for(action_delay=0, max_prefix=2, control_hz=20.0) == chunking
+        assert robot.chunking_for(action_horizon=16, action_delay=0, max_prefix=2, control_hz=20.0) == chunking
         return
     with pytest.raises(ValueError, match=refusal):
-        robot.chunking_for(action_delay=0, max_prefix=2, control_hz=20.0)
+        robot.chunking_for(action_horizon=16, action_delay=0, max_prefix=2, control_hz=20.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "execute_steps", "horizon", "refusal"),
+    [
+        ("ensemble", 26, 50, ""),
+        ("ensemble", 27, 50, r"up to 1\.55 s after its observation .*execute_steps 27 .*max_command_age of 1\.5 s"),
+        ("queue", 8, 28, ""),
+        ("queue", 8, 50, r"up to 2\.6 s after its observation .*all 50 actions.*max_command_age of 1\.5 s"),
+    ],
+)
+def test_a_chunk_that_is_executed_for_longer_than_the_filter_follows_it_is_refused(
+    method: ChunkingMethod, execute_steps: int, horizon: int, refusal: str
+) -> None:
+    """The arm would brake within every chunk."""
+    robot = load_robot(ROBOTS / "generic.yaml")
+    chunking = ChunkingConfig(method=method, execute_steps=execute_steps, max_delay=4)
+    robot = replace(robot, control=replace(robot.control, chunking=chunking))
+    if not refusal:
+        assert robot.chunking_for(action_horizon=horizon, action_delay=0, max_prefix=0, control_hz=20.0) == chunking
+        return
+    with pytest.raises(ValueError, match=refusal):
+        robot.chunking_for(action_horizon=horizon, action_delay=0, max_prefix=0, control_hz=20.0)
 
 
 def test_in_a_queue_an_observation_is_recorded_before_the_first_action_that_is_chosen_by_it() -> None:
@@ -512,3 +573,155 @@ def test_the_settings_of_the_controller_fit_the_robot_file() -> None:
     assert controller["joints"] == [axis.name for axis in robot.limits.axes]
     assert controller["interpolation_method"] == "splines"
     assert robot.ros.command.startswith("/joint_trajectory_controller/")
+
+
+def test_a_controller_that_takes_no_times_is_never_sent_a_jump_beside_one_that_does() -> None:
+    """Before the first point of a motion is due, moving ones are decided already."""
+    robot = load_robot(ROBOTS / "generic.yaml")
+    loop = robot.control_loop(Forwards(), robot.embodiment(), control_hz=20.0)
+    loop.start([0.0] * 6 + [0.02], 0.0)
+    sent, period_s = [], 1.0 / robot.limits.command_hz
+    for tick in range(1, 250):
+        now_s = tick * period_s
+        loop.tick(Measurement(loop.filter.sent_position(now_s), now_s), now_s)
+        sent.append(due_point(loop.filter.path(), now_s + 1e-6).positions)
+        assert sent[-1] == pytest.approx(loop.filter.sent_position(now_s), abs=1e-9)
+    speeds = np.abs(np.diff(sent, axis=0)).max(axis=0) / period_s
+    limits = np.array([axis.velocity for axis in robot.limits.axes])
+    assert np.all(speeds <= limits + 1e-6)
+    assert speeds.max() > 0.5
+
+
+@pytest.mark.parametrize(
+    ("ended", "begins", "held"),
+    [
+        (0.01, 0.08, 0.08),  # it was opened meanwhile
+        (0.03, 0.03, 0.01),  # it presses on what it holds
+        (0.03, 0.01, 0.01),  # which was taken out
+        (0.03, 0.05, 0.05),
+    ],
+)
+def test_a_new_episode_does_not_drive_the_gripper_back(ended: float, begins: float, held: float) -> None:
+    """It was sent to 0.01 m, and is measured at ``ended`` in the last episode, at ``begins`` before the new one."""
+    robot = load_robot(ROBOTS / "generic.yaml")
+    loop = robot.control_loop(LeadNoted(), robot.embodiment(), control_hz=20.0)
+    loop.start([0.0] * 6 + [0.01], 0.0)
+    for tick in range(1, 300):
+        loop.tick(Measurement([0.0] * 6 + [ended], tick / 100), tick / 100)
+    loop.rest()
+    loop.tick(Measurement([0.0] * 6 + [ended], 3.0), 3.0)
+    assert not loop.live
+    loop.start([0.0] * 6 + [begins], 9.0)
+    assert loop.filter.positions == pytest.approx([0.0] * 6 + [held])
+    loop.pause()
+    while loop.live:
+        tick += 1
+        loop.tick(Measurement(loop.filter.positions, 6.0 + tick / 100), 6.0 + tick / 100)
+    loop.resume(Measurement([0.0] * 6 + [0.02], 20.0), 20.0)  # the same episode goes on where it was sent
+    assert loop.filter.positions == pytest.approx([0.0] * 6 + [held])
+
+
+@pytest.mark.parametrize(("robot_file", "open_gripper"), [("generic", 0.0), ("fake_arm", -1.0)])
+def test_after_a_hold_an_action_of_zero_leaves_the_arm_where_it_was_sent(robot_file: str, open_gripper: float) -> None:
+    """A joint that hangs lower than it was sent does not sink, and a gripper does not let go of what it holds."""
+    robot = load_robot(ROBOTS / f"{robot_file}.yaml")
+    source, joints = Forwards(), [0.0, 0.2, 0.0, -2.0, 0.0, 2.2, 0.78, 0.04] if open_gripper else [0.0] * 6 + [0.02]
+    source.values = np.array([0.0] * 6 + [open_gripper], np.float32)
+    loop = robot.control_loop(source, robot.embodiment(), control_hz=20.0)
+    loop.start(joints, 0.0)
+    for tick in range(1, 1000):
+        measured = list(loop.filter.sent_position(tick / 100))
+        measured[1] += 0.01
+        measured[6] += 0.0 if open_gripper else 0.015
+        source.holds = tick % 100 > 70
+        loop.tick(Measurement(measured, tick / 100), tick / 100)
+    assert loop.counters.actions > 50
+    assert loop.counters.holds > 20
+    state = robot.embodiment().state
+    assert state(loop.filter.positions) == pytest.approx(state(joints), abs=2e-3)
+
+
+def test_joints_that_are_no_numbers_reach_no_source_and_no_recording() -> None:
+    """One such state in a recording would lose the whole episode."""
+    arm = SimulatedArm()
+    arm.run(100)
+    actions, good = arm.loop.counters.actions, arm.positions
+    arm.positions = [float("nan")] * 2
+    while not arm.loop.filter.at_rest:
+        arm.tick += 1
+        arm.loop.tick(arm.measured(), arm.tick / 100)
+    assert arm.loop.counters.actions == actions
+    observed = len(arm.observed)
+    arm.policy.record_final_observation(arm.measured(), arm.tick / 100)
+    assert len(arm.observed) == observed
+    arm.camera.newest_s, arm.positions = arm.tick / 100, good
+    arm.policy.record_final_observation(arm.measured(), arm.tick / 100)
+    assert len(arm.observed) == observed + 1
+
+
+@pytest.mark.parametrize("begins_s", [0.0, 0.003, 0.0053, 0.0057, 0.0099])
+def test_an_arm_that_is_started_between_two_ticks_misses_none(begins_s: float) -> None:
+    """A controller that takes no times would be sent steps of two."""
+    robot, jitter = load_robot(ROBOTS / "generic.yaml"), np.random.default_rng(0)
+    loop = robot.control_loop(Forwards(), robot.embodiment(), control_hz=20.0)
+    loop.start([-1.0] * 6 + [0.02], begins_s)
+    sent = []
+    for tick in range(1, 400):
+        now_s = tick / 100 + abs(jitter.normal(0.0, 0.001))
+        loop.tick(Measurement(loop.filter.sent_position(now_s), now_s), now_s)
+        sent.append(loop.filter.positions)
+    assert loop.counters.missed_ticks == 0
+    limits = np.array([axis.velocity for axis in robot.limits.axes])
+    assert np.all(np.abs(np.diff(sent, axis=0)) * 100 <= limits + 1e-6)
+
+
+def test_an_action_that_comes_with_an_early_tick_is_not_lost() -> None:
+    """The command before it was of an arm that held."""
+    source = Forwards(2)
+    loop = ControlLoop(LIMITS, control_hz=20.0, embodiment=JointSteps(SCALES.ranges, SCALES.steps), source=source)
+    loop.start([0.0, 0.0], 0.0)
+    source.holds, tick = True, 0
+    while not (loop.counters.holds and loop.filter.tick % 5 == 0):
+        tick += 1
+        loop.tick(Measurement([0.0, 0.0], tick / 100), tick / 100)
+    source.holds = False
+    loop.tick(Measurement([0.0, 0.0], tick / 100), tick / 100 + 0.003)
+    for _ in range(4):
+        tick += 1
+        loop.tick(Measurement([0.0, 0.0], tick / 100), tick / 100)
+    assert loop.counters.rejected == 0
+    assert loop.filter.positions[0] > 0.0
+
+
+@pytest.mark.parametrize("robot_file", ["generic", "so101", "fake_arm"])
+def test_the_first_action_is_asked_for_when_the_arm_has_been_taken_up(robot_file: str) -> None:
+    """What it is based on is then as old as later."""
+    robot = load_robot(ROBOTS / f"{robot_file}.yaml")
+    source, period_s = Forwards(robot.embodiment().action_dim), 1.0 / robot.limits.command_hz
+    control_hz = 25.0 if robot_file == "so101" else 20.0
+    loop = robot.control_loop(source, robot.embodiment(), control_hz=control_hz)
+    joints = [(axis.position[0] + axis.position[1]) / 2 for axis in robot.limits.axes]
+    joints = [0.0, -0.5, 0.0, -2.0, 0.0, 1.6, 0.8, 0.02] if robot_file == "fake_arm" else joints
+    loop.start(joints, 0.0)
+    tick, first_s = 0, loop.filter.last_point_s
+    while not loop.counters.actions:
+        tick += 1
+        loop.tick(Measurement(joints, tick * period_s), tick * period_s)
+    assert first_s - tick * period_s <= robot.lead_s + 1e-9
+    assert tick * period_s < 2.0
+
+
+class Forwards:
+    """Moves every joint as far as an action may."""
+
+    def __init__(self, action_dim: int = 7) -> None:
+        self.values, self.holds = np.ones(action_dim, np.float32), False
+
+    def action(self, tick: int, measured: Measurement, lead_ticks: int) -> Action | None:
+        return None if self.holds else Action(self.values, measured.stamp_s)
+
+    def executed(self, tick: int, action: np.ndarray) -> None:
+        pass
+
+    def clear(self) -> None:
+        pass

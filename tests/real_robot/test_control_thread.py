@@ -196,3 +196,19 @@ def test_a_start_waits_a_little_for_joints_that_are_old() -> None:
             with pytest.raises(ValueError, match=r"0\.24 s old"):
                 begin()
         assert not thread.loop.live
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.9])
+def test_every_start_has_its_ticks_where_the_thread_has_them(share: float) -> None:
+    """Half a period beside them, a call would be early or late by turns, and miss ticks that nobody missed."""
+    with driven_arm() as (_, thread, _):
+        thread.rest()
+        wait(lambda: not thread.loop.live)
+        period_s = 1.0 / LIMITS.command_hz
+        while not share <= time.monotonic() / period_s % 1.0 < share + 0.1:
+            """Until this share of a period has passed."""
+        thread.start()
+        wait(lambda: thread.loop.counters.control_ticks > 5)
+        with thread.lock:
+            ticks = np.array([point.time_s for point in thread.loop.filter.path()]) / period_s
+        assert np.abs(ticks - np.round(ticks)).max() < 1e-3

@@ -6,6 +6,7 @@ Base classes, registration and discovery are LeRobot's own; the arm and the lead
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -164,6 +165,42 @@ def test_a_reading_that_blocks_in_motion_stops_the_arm_and_nothing_jumps(tmp_pat
     assert np.diff(times).max() > 0.3
 
 
+class HangingServos(SimulatedServos):
+    """A reading never returns until ``plugged``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hangs, self.asked, self.plugged = False, threading.Event(), threading.Event()
+
+    def get_observation(self) -> dict[str, Any]:
+        if self.hangs:
+            self.asked.set()
+            self.plugged.wait()
+        return super().get_observation()
+
+
+@pytest.mark.parametrize("error", [None, KeyError("of the program")])
+def test_a_driver_that_never_answers_does_not_keep_the_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: KeyError | None
+) -> None:
+    monkeypatch.setattr("real_robot.lerobot.devices.LEAVE_S", 0.5)
+    servos, said = HangingServos(), "lerobot: simulated_arm does not answer; what it was sent last counts"
+
+    def program() -> None:
+        with driven(tmp_path, servos) as (_, _, control):
+            control.brake()
+            servos.hangs = True
+            servos.asked.wait(10.0)
+            if error is not None:
+                raise error
+
+    with pytest.raises(KeyError if error else RobotError) as raised:
+        program()
+    assert said in (capsys.readouterr().err if error else str(raised.value))
+    assert servos.connected  # its thread may still use it
+    servos.plugged.set()
+
+
 def test_a_leader_of_lerobot_drives_an_arm_of_lerobot_and_is_recorded(plugins: None, tmp_path: Path) -> None:
     robot, store = load_robot(so101(tmp_path)), tmp_path / "store"
     options = {"control_hz": 25.0, "image_size": (24, 32), "store": store, "name": "so101"}
@@ -235,6 +272,16 @@ def test_mistakes_of_the_program_are_one_line(
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith("vla-rl: ")
     assert message in said
+
+
+def test_the_program_reads_the_token_that_a_server_here_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr("sys.argv", ["real_robot.lerobot", str(so101(tmp_path)), "--instruction", "wave"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert f"{tmp_path}/config/vla-rl/token" in capsys.readouterr().err
 
 
 @contextmanager

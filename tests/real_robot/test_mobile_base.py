@@ -6,13 +6,16 @@ from math import cos, inf, isfinite, nan, pi, sin
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from real_robot.control.loop import Action
 from real_robot.control.mobile_base import BaseOdometry, body_velocity, check_base, yaw_of
 from real_robot.robot_file import load_robot
+from real_robot.safety.commands import Measurement
 
 FILE = Path(__file__).parents[2] / "configs/robots/two_arms_on_base.yaml"
 
@@ -97,3 +100,46 @@ def test_errors_are_named(tmp_path: Path, place: tuple[Any, ...], value: object,
     path.write_text(yaml.safe_dump(document))
     with pytest.raises(ValueError, match=message):
         load_robot(path)
+
+
+class Drives:
+    """The base to the front, until it was sent half a metre."""
+
+    def __init__(self) -> None:
+        self.on = True
+
+    def action(self, tick: int, measured: Measurement, lead_ticks: int) -> Action | None:
+        return Action(np.array([0, 0, 0, 0, 1, 0, 0], np.float32), measured.stamp_s) if self.on else None
+
+    def executed(self, tick: int, action: np.ndarray) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+def test_a_base_that_slips_holds_and_the_next_start_forgets_its_slip() -> None:
+    """It drives 3 % less than it is told, and nothing holds it at a position."""
+    robot, source, measured, sent = load_robot(FILE), Drives(), [0.0] * 7, [0.0] * 7
+    loop = robot.control_loop(source, robot.embodiment(), control_hz=20.0)
+    loop.start(measured, 0.0)
+    for tick in range(1, 1000):
+        now_s = tick / 100
+        last, sent = sent, loop.filter.sent_position(now_s)
+        measured = [*sent[:4], measured[4] + 0.97 * (sent[4] - last[4]), *sent[5:]]
+        source.on = source.on and sent[4] < 0.5
+        loop.tick(Measurement(measured, now_s), now_s)
+    assert loop.filter.stopped is None
+    assert loop.filter.at_rest
+    assert 0.01 < sent[4] - measured[4] < 0.02
+    loop.pause()
+    loop.tick(Measurement(measured, 10.0), 10.0)
+    loop.resume(Measurement(measured, 11.0), 11.0)
+    assert loop.filter.positions == pytest.approx(measured)
+
+
+def test_a_tolerance_of_a_base_that_the_file_gives_counts(tmp_path: Path) -> None:
+    document = yaml.safe_load(FILE.read_text())
+    document["limits"]["joints"]["base_yaw"]["hold_tolerance"] = "0.1 rad"
+    path = tmp_path / "robot.yaml"
+    path.write_text(yaml.safe_dump(document))
+    tolerances = {axis.name: axis.hold_tolerance for axis in load_robot(path).limits.axes}
+    assert (tolerances["base_x"], tolerances["base_yaw"], tolerances["left_elbow"]) == (0.3, 0.1, 0.02)

@@ -28,7 +28,7 @@ from real_robot.serving.server import PolicyServer, ServerConfig, run_server
 from real_robot.serving.versions import Versions
 from sims.errors import UserError
 from tests.real_robot.small_policies import other_robot, small_policy
-from tests.real_robot.test_policy_versions import served
+from tests.real_robot.test_policy_versions import served, wait_until
 
 TOKEN = "0123456789abcdef"
 ACT = ActRequest(
@@ -201,6 +201,16 @@ def test_clients_need_the_token_and_a_free_place(server: PolicyServer) -> None:
     assert refusal.value.response.status_code == 503
 
 
+def test_a_client_says_why_the_server_refuses_it(server: PolicyServer) -> None:
+    client = PolicyClient(f"ws://127.0.0.1:{server.port}", token="of another server")
+    try:
+        wait_until(lambda: client.problem != "not connected yet", 10.0)
+        assert client.problem.startswith("the server refuses: HTTP 401, wrong or missing token")
+        assert client.problem.endswith("; give the token file of the server (--token-file)")
+    finally:
+        client.close()
+
+
 def test_too_many_requests_and_text_frames_end_the_connection(server: PolicyServer) -> None:
     with dial(server) as connection:
         connection.send("hello")
@@ -279,6 +289,37 @@ def test_a_client_keeps_to_the_policy_of_its_episode(server: PolicyServer) -> No
         assert client.hello is not None
     finally:
         client.close()
+
+
+def test_a_policy_without_cameras_is_served() -> None:
+    blind = other_robot(cameras=(), image_size=(0, 0))
+    backend = PolicyBackend(small_policy(robot=blind, max_prefix=3), fingerprint="blind")
+    with served(Versions(backend)) as port:
+        client = PolicyClient(f"ws://127.0.0.1:{port}", token=TOKEN)
+        try:
+            wait_until(lambda: client.hello is not None, 10.0)
+            client.ask(replace(ACT, images={}))
+            assert answer_of(client).chunk is not None
+        finally:
+            client.close()
+
+
+def test_an_episode_is_not_begun_with_another_policy_than_was_read(server: PolicyServer) -> None:
+    """The server may change it between the two."""
+    client = PolicyClient(f"ws://127.0.0.1:{server.port}", token=TOKEN)
+    try:
+        wait_until(lambda: client.hello is not None, 10.0)
+        with pytest.raises(ValueError, match="the server now offers policy untrained; begin again"):
+            client.bind("the one before")
+        client.bind("untrained")
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("port", ["87200", "port"])
+def test_an_address_without_a_port_that_can_be_is_refused(port: str) -> None:
+    with pytest.raises(ValueError, match=f"policy server 'ws://127.0.0.1:{port}': Port"):
+        PolicyClient(f"ws://127.0.0.1:{port}", token=TOKEN)
 
 
 @pytest.mark.parametrize("url", ["ws://192.0.2.7:8720", "ws://robot.example:8720", "http://127.0.0.1:8720", "ws://"])

@@ -74,6 +74,16 @@ def test_a_policy_is_not_deployed_without_an_instruction(
         deployed(tmp_path / "bundle", CONFIG.file, tasks)
 
 
+def test_no_token_is_made_up_for_a_server_that_is_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("real_robot.ros.commands.require_ros", lambda: None)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    save_bundle(small_policy(robot=FITTING), tmp_path / "bundle")
+    options = {"robot": CONFIG.file, "instruction": "reach", "token_file": None, "runtime": "eager"}
+    with pytest.raises(RobotError, match=r"no token in .*config/vla-rl/token.* --token-file"):
+        deploy(tmp_path / "bundle", url="ws://127.0.0.1:9", **options)  # type: ignore[arg-type]
+    assert not (tmp_path / "config").exists()
+
+
 def deployed(bundle: Path, robot: Path, tasks: tuple[str, ...] = ()) -> int:
     url = "ws://127.0.0.1:9"
     return deploy(bundle, robot=robot, instruction="", tasks=tasks, url=url, token_file=None, runtime="eager")
@@ -115,6 +125,20 @@ def test_numbers_are_those_of_yaml_1_2(tmp_path: Path) -> None:
     path = tmp_path / "robot.yaml"
     path.write_text(CONFIG.file.read_text().replace("\ncontrol:\n", "\ncontrol:\n  server_timeout_s: 1e1\n"))
     assert load_robot(path).control.server_timeout_s == 10.0
+
+
+@pytest.mark.parametrize(("lead", "message"), [("50 ms", "set it to 70 ms at least"), ("70 ms", "")])
+def test_goals_need_a_longer_lead_as_only_every_third_tick_sends_one(tmp_path: Path, lead: str, message: str) -> None:
+    document = yaml.safe_load(CONFIG.file.read_text())
+    document["limits"]["command_lead"] = lead
+    document["ros"]["command_type"] = "follow_joint_trajectory"
+    path = tmp_path / "robot.yaml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    if not message:
+        assert load_robot(path).lead_s == 0.07
+        return
+    with pytest.raises(ValueError, match=message):
+        load_robot(path)
 
 
 @pytest.mark.parametrize(

@@ -294,6 +294,18 @@ def test_a_person_moves_and_records_nothing_while_a_camera_is_dead() -> None:
     assert source.problem.startswith("images are 60.")
 
 
+def test_a_state_that_is_no_number_is_not_recorded() -> None:
+    camera, log, held = FakeCamera(), Log(), LeaderAt(np.full(6, 0.1, np.float32))
+    camera.newest_s = time.monotonic()
+    embodiment = JointPositions([(-1.0, 1.0)] * 6)
+    source = HumanSource(held, embodiment, camera, log, image_size=(4, 4), max_image_age_s=60.0)
+    source.begin_episode()
+    source.observe(Measurement([0.0] * 5 + [float("nan")], 0.0))
+    assert log.observed == []
+    source.observe(Measurement([0.0] * 6, 0.0))
+    assert log.observed == [0]
+
+
 def program(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.real_robot.driven_by_keys", *map(str, arguments)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)

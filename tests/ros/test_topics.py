@@ -516,6 +516,11 @@ def test_images_of_every_encoding_in_the_size_the_policy_wants(node: Any) -> Non
     with pytest.raises(OSError, match="cannot identify image file"):
         image_array(CompressedImage(format="jpeg"))
 
+    before_s = time.monotonic()
+    images, taken_s = CameraInput(node, {}).images((0, 0))  # of a robot without cameras: seen now
+    assert images == {}
+    assert before_s <= taken_s <= time.monotonic()
+
     cameras = CameraInput(node, {"left": "/left/compressed", "right": "/right"})
     left = node.create_publisher(CompressedImage, "/left/compressed", 1)
     right = node.create_publisher(Image, "/right", 1)
