@@ -224,13 +224,12 @@ def _disk() -> Check:
 def check_log_probs(run: Path) -> Check:
     """Of the run's policy, by a rollout in its simulator."""
     from policies.audit import LogProbMismatch
-    from vla_rl.runners.logs import without_simulator
     from vla_rl.runners.reinforce import audit_run
-    from vla_rl.runs.run_dir import load_experiment
+    from vla_rl.runs.run_dir import experiment_of
 
     fix = "the log-probs could not be compared: the detail says what keeps this run's policy from acting here"
     try:
-        if without_simulator(load_experiment(run)):
+        if experiment_of(run).without_simulator:
             return _not_audited("the run was made without a simulator, in which log-probs could be audited")
         differences = audit_run(run)
     except LogProbMismatch as error:
