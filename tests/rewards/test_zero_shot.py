@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from tests.rewards.small_vlm import TEMPLATE, clip_folder, llava_folder
 from tests.worlds import PointEnv
 from vla_rl.rewards.preferences.vlm import VlmLabelsConfig
 from vla_rl.rewards.progress.zero_shot import AnswerProgress, AnswerRewardConfig, ClipProgress, ClipRewardConfig
-from vla_rl.rewards.registry import with_reward
+from vla_rl.rewards.registry import OutcomeConfig, reward_sha256, with_reward
 from vla_rl.rewards.scorer import RewardModelError, Sensors
 from vla_rl.runners.progress import assess_reward
 
@@ -115,6 +116,18 @@ def test_an_environment_pays_by_it_and_resumes(models: Path) -> None:
         other.reset(start=env.capture())
         for _ in range(2):
             assert torch.equal(env.step(action).reward, other.step(action).reward)
+
+
+def test_a_run_tells_one_published_model_from_another(models: Path, tmp_path: Path) -> None:
+    """By its weights and settings, wherever the folder is."""
+    shutil.copytree(models / "clip", tmp_path / "moved")
+    given = reward_sha256(ClipRewardConfig(path=models / "clip"))
+    assert given == reward_sha256(ClipRewardConfig(path=tmp_path / "moved", weight=2.0))
+    changed = CLIPModel.from_pretrained(tmp_path / "moved")
+    changed.logit_scale.data += 1
+    changed.save_pretrained(tmp_path / "moved")
+    assert given != reward_sha256(ClipRewardConfig(path=tmp_path / "moved"))
+    assert reward_sha256(OutcomeConfig()) is None
 
 
 def test_it_is_evaluated_on_recorded_episodes(models: Path, tmp_path: Path) -> None:

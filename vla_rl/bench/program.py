@@ -46,7 +46,8 @@ def _program_rows(
 
     Raises UserError outside of a checkout, and ``missing`` where there is no ``python``; RuntimeError where it failed.
     """
-    if not (CHECKOUT / "benchmarks").is_dir():
+    programs = CHECKOUT / "benchmarks"
+    if not (programs / name).is_dir() and not (programs / f"{name}.py").is_file():
         raise UserError(
             f"bench {name} is a program of the repository: clone it, `pip install -e .` there, and run it again"
         )
