@@ -270,7 +270,7 @@ class FlowNoise(Kernel):
 
 def noise_head_beside(target: nn.Linear) -> nn.Linear:
     """A noise head for ``FlowNoise`` beside the output layer; its 0 is the geometric middle of the bounds."""
-    head = nn.Linear(target.in_features, target.out_features).to(target.weight.device)
+    head = nn.Linear(target.in_features, target.out_features, device=target.weight.device)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head

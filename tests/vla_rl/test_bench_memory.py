@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from policies.denoising.kernels import FlowSDEConfig
+from policies.denoising.kernels import FlowNoiseConfig, FlowSDEConfig
 from policies.policy import set_frozen, trained_parameters
 from policies.registry import build_policy
 from tests.policies.encoding import encode
@@ -43,6 +44,15 @@ def test_weights_gradients_and_optimizer_are_predicted_to_the_byte(frozen: tuple
 @pytest.mark.parametrize("name", sorted({config.name for config in CONFIGS.values()}))
 def test_every_policy_is_predicted(name: str) -> None:
     """By its registered name; those that deep-copy modules while they are built too."""
-    rows = policy_memory(CONFIGS[name])
-    assert rows[0]["value"] == sum(one.numel() for one in build_policy(CONFIGS[name], EXAMPLE_ROBOT).parameters())
+    assert_predicted(CONFIGS[name])
+
+
+@pytest.mark.parametrize("name", ["denoising", "pi0", "smolvla"])
+def test_a_policy_with_a_noise_head_is_predicted(name: str) -> None:
+    assert_predicted(replace(CONFIGS[name], explore=FlowNoiseConfig()))
+
+
+def assert_predicted(config: Any) -> None:
+    rows = policy_memory(config)
+    assert rows[0]["value"] == sum(one.numel() for one in build_policy(config, EXAMPLE_ROBOT).parameters())
     assert all(row["value"] > 0 for row in rows)
