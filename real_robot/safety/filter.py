@@ -173,6 +173,13 @@ class SafetyFilter:
             raise ValueError("the arm is still braking; release the stop when it is at rest")
         self._stop_reason = None
 
+    def end(self) -> None:
+        """Nobody calls ``filter`` any more, and the stop that was sent last has been executed: the arm is at rest."""
+        while self._started and self._sent.last.moved == self._sent.last.tick:
+            self._brake()
+        if self._started:
+            self._sent.now = max(self._sent.now, self._sent.last.tick)
+
     def filter(self, command: Command | None, measured: Measurement | None, now_s: float) -> SafeCommand:
         """The command for the tick at ``now_s``. Never raises on bad input; RuntimeError before ``start``.
 
