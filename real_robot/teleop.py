@@ -188,8 +188,13 @@ class TeleopSession:
         return f"{loop.mode if self.in_episode else 'no episode'}{recorded}{'; ' + problem if problem else ''}"
 
     def after_tick(self, now_s: float) -> None:
-        """For the control thread: record what the cameras saw."""
+        """For the control thread: record what the cameras saw. A leader that is back may be elsewhere, so the arm
+        follows it slowly at first.
+        """
         self._source.observe()
+        if self._leader is not None and self._source.left:
+            with self.control.lock:
+                self.control.loop.begin_slowly()
 
 
 def run_teleop(session: TeleopSession, instruction: str, task: str) -> None:
