@@ -193,6 +193,7 @@ class ControlLoop:
         self._account(out)
         self._tick = out.tick
         if self.filter.at_rest and (self.mode != "running" or self.filter.braking):
+            self._report_executed()
             self.live = False
         return None if self.filter.lost else out
 
