@@ -48,6 +48,8 @@ class KeyboardInput:
         self._seen_s = -INPUT_AGE_S
         self._meaning = {pair[i]: (dim, (1, -1)[i]) for dim, pair in enumerate(KEYS[:action_dim]) for i in (0, 1)}
         self.motions = "   ".join(f"{pair[0]}/{pair[1]} action {dim}" for dim, pair in enumerate(KEYS[:action_dim]))
+        if action_dim > len(KEYS):
+            self.motions += f"   no keys for the actions {len(KEYS)} to {action_dim - 1}: use a leader"
         self._thread = threading.Thread(target=self._read, name="keyboard", daemon=True)
         self._thread.start()
 

@@ -187,6 +187,15 @@ def test_no_key_that_is_a_command_moves_an_arm(action_dim: int) -> None:
     assert keyboard.motions.count("action") == action_dim
 
 
+@pytest.mark.parametrize(("more", "said"), [(0, "action 8"), (5, "no keys for the actions 9 to 13: use a leader")])
+def test_actions_without_a_key_are_said(more: int, said: str) -> None:
+    """As of two arms."""
+    with typed("") as stream:
+        keyboard = teleop.KeyboardInput(stream, LARGEST + more)
+        keyboard._thread.join()
+    assert keyboard.motions.endswith(said)
+
+
 def test_a_byte_that_is_no_text_does_not_end_the_keyboard() -> None:
     with tempfile.TemporaryFile("w+", encoding="utf-8") as stream:
         stream.buffer.write(b"n\xe9 ")  # as of a Latin-1 terminal
