@@ -31,7 +31,7 @@ from real_robot.control.thread import ControlThread
 from real_robot.images import UnreadableImages, observation_of
 from real_robot.robot_file import RobotError, load_robot
 from real_robot.ros.installation import require_ros
-from real_robot.waiting import wait_until_ready
+from real_robot.waiting import POLL_S, wait_until_ready
 from sims.numbers.ranges import Count, ImageSize, PositiveFloat, PositiveInt, SomeNames
 from sims.vector_env import CannotCapture, EnvSpec, Observation, StartState, Step
 
@@ -106,6 +106,7 @@ class RobotEnv:
         self._elapsed = 0
         self._moving = False
         self._observation: Observation | None = None
+        self._observed_at_rest = False
         self._result = {"terminated": True, "truncated": False, "success": False, "valid": True}
 
     @property
@@ -135,6 +136,7 @@ class RobotEnv:
             self.control.start()
         except ValueError as error:
             raise RobotError(f"the arm cannot start: {error}") from error
+        self._wait(self._at_rest, lambda: "the arm was not taken up")
         self._started, self._elapsed, self._moving, self._observation = True, 0, False, None
         self._result = {"terminated": False, "truncated": False, "success": False, "valid": True}
 
@@ -168,15 +170,17 @@ class RobotEnv:
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
         """The observation after the last action has been executed, or ``action_delay`` control steps before that; the
-        same again until the next action.
+        same again until the next action, or until the arm has come to rest since: the next action begins there.
         """
         if not self._started:
             raise RobotError("observe: reset() comes first")
-        if self._observation is None:
+        if not self.config.action_delay:
+            self._settle()
+        at_rest = self._at_rest()
+        if self._observation is None or (at_rest and not self._observed_at_rest):
+            moving, self._observed_at_rest = self._moving and not at_rest, at_rest
             max_age_s = self._robot.control.max_image_age_s
-            if not self.config.action_delay:
-                self._settle()
-            self._observation = self._observe(max_image_age_s=max_age_s if self._moving else 0.0)
+            self._observation = self._observe(max_image_age_s=max_age_s if moving else 0.0)
         return self._observation[[0] if env_ids is None else list(env_ids)].map(torch.clone)
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
@@ -194,15 +198,27 @@ class RobotEnv:
 
     def _take(self, action: Float32[np.ndarray, " A"]) -> bool:
         """Whether the arm takes the action, after a pause of its measurements too: the loop then drops what waits, and
-        goes on by itself. Not so where earlier actions, which are recorded already, may have been dropped with it.
+        goes on by itself; an action would be too old when the arm has been taken up. Not so where earlier actions,
+        which are recorded already, may have been dropped with it.
         """
         until_s = time.monotonic() + self.config.timeout_s
         while self.control.loop.mode == "running" and (left_s := until_s - time.monotonic()) > 0.0:
+            if not self._taken_up():
+                time.sleep(POLL_S)
+                continue
             if self._actions.put(action, left_s):
                 return True
             if self._may_wait:
                 break
         return False
+
+    def _taken_up(self) -> bool:
+        with self.control.lock:
+            return not self.control.loop.live or self.control.loop.filter.taken_up
+
+    def _at_rest(self) -> bool:
+        with self.control.lock:
+            return self.control.loop.filter.at_rest
 
     def _settle(self) -> None:
         """Wait until the action under way is executed; then the arm brakes."""

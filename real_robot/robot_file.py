@@ -43,8 +43,6 @@ _CHOICES = {
     "CommandType": get_args(CommandType),
     "ChunkingMethod": get_args(ChunkingMethod),
 }
-_RENAMED_KEYS = {"tool_frame": "end_effector_frame", "scene": "episode_node"}
-_RENAMED_VALUES = {"panda_tool": "panda_end_effector"}
 
 
 class RobotError(UserError):
@@ -300,14 +298,19 @@ def _device(
     """``type``, ``config`` and ``joints`` of a section that has ``more`` and ``optional`` keys besides."""
     table = check_table(entry, where, required={"type", "joints", *more}, optional={"config", *optional})
     names = {axis.name for axis in limits.axes}
-    entries, joints = check_table(table["joints"], f"{where}.joints", required=names, optional=set()), {}
+    entries = check_table(table["joints"], f"{where}.joints", required=names, optional=set())
+    joints, keys = dict[str, LeRobotJoint](), set[str]()
     for axis in limits.axes:
         at, kind = f"{where}.joints.{axis.name}", {"rad": "angle", "m": "length"}[axis.unit]
         joint = check_table(entries[axis.name], at, required={"key", "at_0", "at_100"}, optional=set())
         low, high = (quantity(joint[key], f"{at}.{key}", kind) for key in ("at_0", "at_100"))
         if low == high:
             raise ValueError(f"{at}: at_0 and at_100 are the same position")
-        joints[axis.name] = LeRobotJoint(key=str(joint["key"]), at_0=low, per_unit=0.01 * (high - low))
+        _check_value(joint["key"], "str", f"{at}.key")
+        if joint["key"] in keys:
+            raise ValueError(f"{at}.key: {joint['key']!r} is that of another joint")
+        keys.add(joint["key"])
+        joints[axis.name] = LeRobotJoint(key=joint["key"], at_0=low, per_unit=0.01 * (high - low))
     config = table.get("config", {})
     if not isinstance(config, Mapping):
         raise ValueError(f"{where}.config: got {config!r}, expected a table of settings")
@@ -319,6 +322,14 @@ def _check_output(robot: Robot) -> None:
     ros, axes = robot.ros, robot.limits.axes
     if any(axis.contact_residual is not None for axis in axes) and not ros.residuals:
         raise ValueError(".ros.residuals: the limits name a contact_residual, name the topic that measures it")
+    if ros.residuals and all(axis.contact_residual is None for axis in axes):
+        raise ValueError(".ros.residuals: no joint has a contact_residual, so that no contact stops the arm; give them")
+    if ros.gripper and ros.command_type != "twist_stamped":
+        raise ValueError(
+            ".ros.gripper: only twist_stamped sends positions there; give another controller in more_controllers"
+        )
+    if ros.enabling_device and ros.enabling_device == ros.emergency_stop:
+        raise ValueError(f".ros.enabling_device: {ros.enabling_device} is the emergency stop, true while it is pressed")
     if ros.end_effector_frame and robot.limits.workspace is None:
         raise ValueError(".ros.end_effector_frame: needs limits.workspace.chain to compare with")
     if ros.calibration and robot.limits.workspace is None:
@@ -406,7 +417,7 @@ def _section(kind: type[T], table: Any, where: str) -> T:
         for name, f in fields.items()
         if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     }
-    check_table(table, where, required=required, optional=set(fields) - required, renamed=_RENAMED_KEYS)
+    check_table(table, where, required=required, optional=set(fields) - required)
     for key, value in table.items():
         _check_value(value, str(fields[key].type), f"{where}.{key}")
     return kind(**table)
@@ -414,8 +425,6 @@ def _section(kind: type[T], table: Any, where: str) -> T:
 
 def _check_value(value: Any, annotation: str, where: str) -> None:
     if annotation in _CHOICES:
-        if renamed := _RENAMED_VALUES.get(str(value)):
-            raise ValueError(f"{where}: {value!r} was renamed to {renamed!r}")
         check_choice(value, _CHOICES[annotation], where)
         return
     good = {

@@ -48,6 +48,8 @@ class KeyboardInput:
         self._seen_s = -INPUT_AGE_S
         self._meaning = {pair[i]: (dim, (1, -1)[i]) for dim, pair in enumerate(KEYS[:action_dim]) for i in (0, 1)}
         self.motions = "   ".join(f"{pair[0]}/{pair[1]} action {dim}" for dim, pair in enumerate(KEYS[:action_dim]))
+        if action_dim > len(KEYS):
+            self.motions += f"   no keys for the actions {len(KEYS)} to {action_dim - 1}: use a leader"
         self._thread = threading.Thread(target=self._read, name="keyboard", daemon=True)
         self._thread.start()
 
@@ -188,8 +190,13 @@ class TeleopSession:
         return f"{loop.mode if self.in_episode else 'no episode'}{recorded}{'; ' + problem if problem else ''}"
 
     def after_tick(self, now_s: float) -> None:
-        """For the control thread: record what the cameras saw."""
+        """For the control thread: record what the cameras saw. A leader that is back may be elsewhere, so the arm
+        follows it slowly at first.
+        """
         self._source.observe()
+        if self._leader is not None and self._source.left:
+            with self.control.lock:
+                self.control.loop.begin_slowly()
 
 
 def run_teleop(session: TeleopSession, instruction: str, task: str) -> None:

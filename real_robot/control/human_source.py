@@ -19,6 +19,7 @@ from real_robot.safety.commands import Measurement
 from real_robot.safety.stopping import AxisLimits
 
 INPUT_AGE_S = 0.15  # older input is a release
+LEFT_S = 0.5  # without an action: the device may be elsewhere when there is one again
 
 
 @runtime_checkable
@@ -69,10 +70,17 @@ class HumanSource:
         self._device, self._embodiment, self._cameras, self._log = device, embodiment, cameras, log
         self._image_size, self._max_image_age_s = image_size, max_image_age_s
         self._observed = False  # last time
+        self._moved_s = -LEFT_S  # the last action
         self._steps = ExecutedSteps()
         self._due: tuple[int, Measurement] | None = None  # number of steps before it
 
+    @property
+    def left(self) -> bool:
+        """Whether there was no action for ``LEFT_S``, or none yet in this episode."""
+        return time.monotonic() - self._moved_s > LEFT_S
+
     def begin_episode(self) -> None:
+        self._moved_s = -LEFT_S
         self.clear()
         self._steps.clear()
 
@@ -84,7 +92,8 @@ class HumanSource:
         self._due = self._steps.before(tick - lead_ticks), measured
         if self._log is not None and not self._observed:
             return None
-        return Action(np.clip(values, -1.0, 1.0).astype(np.float32), time.monotonic())
+        self._moved_s = time.monotonic()
+        return Action(np.clip(values, -1.0, 1.0).astype(np.float32), self._moved_s)
 
     def executed(self, tick: int, action: Float[np.ndarray, " A"]) -> None:
         """Record an action as the arm was sent."""

@@ -29,7 +29,7 @@ from real_robot.safety.filter import SafetyFilter
 from real_robot.safety.limits import RobotLimits
 
 Mode = Literal["stopped", "paused", "running"]
-# After a stop the highest speed rises from this share to the whole within this time.
+# After a stop, and after ``begin_slowly``, the highest speed rises from this share to the whole within this time.
 _RAMP_FROM, _RAMP_S = 0.1, 3.0
 LIMIT_TOLERANCE = 1e-3  # [rad or m] of a joint at its limit, which is measured on either side of it
 
@@ -193,8 +193,14 @@ class ControlLoop:
         self._account(out)
         self._tick = out.tick
         if self.filter.at_rest and (self.mode != "running" or self.filter.braking):
+            self._report_executed()
             self.live = False
         return None if self.filter.lost else out
+
+    def begin_slowly(self) -> None:
+        """The speed rises from a tenth, as after a stop, from the point on that is decided next."""
+        if self.live:
+            self._ramp_from_s = self.filter.last_point_s
 
     def stop(self, reason: str) -> None:
         """Latched protective hold."""

@@ -64,7 +64,7 @@ class ControlThread:
         self.loop, self.lock, self.timings = loop, threading.Lock(), Timings()
         self.real_time, self.failure = "not started", ""
         self._joints, self._output, self._after_tick, self._checks = joints, output, after_tick, checks
-        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+        self._thread: threading.Thread | None = None
         self._running = False
 
     @property
@@ -85,7 +85,8 @@ class ControlThread:
             self.loop.start(joints, time.monotonic())
             begin()
         if not self._running:
-            self._running = True
+            self._running, self.failure = True, ""
+            self._thread = threading.Thread(target=self._run, name="control", daemon=True)
             self._thread.start()
 
     def resume(self) -> None:
@@ -123,6 +124,7 @@ class ControlThread:
         self.rest()
         if self._running:
             self._running = False
+            assert self._thread is not None
             self._thread.join(timeout=BRAKE_S)
             if self._thread.is_alive():
                 self.failure = self.failure or f"the arm did not come to rest within {BRAKE_S:g} s"
@@ -149,8 +151,17 @@ class ControlThread:
             try:
                 self._output.halt()
             finally:
-                self.loop.stop(self.failure)
-                self._running = self.loop.live = False
+                self._end_after_failure()
+
+    def _end_after_failure(self) -> None:
+        """Show the stop, and let it be released when the controller has finished it."""
+        self.stop(self.failure)
+        self._do_slow_work(time.monotonic(), check=False)
+        if self.loop.live:
+            time.sleep(max(0.0, self.loop.filter.path()[-1].time_s - time.monotonic()))
+        with self.lock:
+            self.loop.filter.end()
+            self._running = self.loop.live = False
 
     def _drive(self) -> None:
         """Every command tick until ``brake`` and at rest. Sleeps until absolute times, those of the loop's ticks:

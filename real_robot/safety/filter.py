@@ -41,6 +41,8 @@ _PROMPT_S = 0.04
 _SENT_BEFORE_S = 0.03
 # Farthest that a controller's position is taken to be from the measured one before anything was sent to it.
 UNKNOWN_OFFSET = {"rad": 0.02, "m": 0.005}
+# In a new episode a joint may be so much farther from where it was sent than before, as a share of its hold tolerance.
+_AS_BEFORE = 0.05
 # Of the highest speed for contact that motion which was too fast is scaled down to.
 _CONTACT_SHARE = 0.95
 # After a motion was refused for what is near, the share of the way to the target that is aimed at is multiplied by the
@@ -91,8 +93,8 @@ class SafetyFilter:
         """Hold at the measured ``positions``, or, joint by joint, where the arm was sent if it still holds there, which
         a base never does.
 
-        ``moved``: the arm may have been moved since. A gripper is then not driven back to where it was sent, unless it
-        is measured as near to there as before, so that it goes on pressing on what it holds.
+        ``moved``: the arm may have been moved since. A joint is then held where it was sent only if it is measured as
+        near to there as before: a gripper goes on pressing on what it holds, but is not driven back.
 
         The first point of the motion is so late that the controller comes to it within the limits, whether it holds
         the measured position or the one where it was sent last. ValueError if the arm is not inside the limits.
@@ -105,8 +107,9 @@ class SafetyFilter:
         unknown = [UNKNOWN_OFFSET[axis.unit] for axis in self.limits.axes]
         tolerances = [0.0 if axis.drives else held for axis, held in zip(self.limits.axes, self._held, strict=True)]
         if moved and self._started:
-            before = [abs(q - p) + d for q, p, d in zip(self._measured or sent, sent, unknown, strict=True)]
-            tolerances = list(map(min, tolerances, before))
+            before = [abs(q - p) for q, p in zip(self._measured or sent, sent, strict=True)]
+            more = [min(d, _AS_BEFORE * held) for d, held in zip(unknown, self._held, strict=True)]
+            tolerances = [min(held, b + m) for held, b, m in zip(tolerances, before, more, strict=True)]
         held = [
             p if offset <= tolerance else float(q)
             for q, p, offset, tolerance in zip(positions, sent, offsets, tolerances, strict=True)
@@ -172,6 +175,13 @@ class SafetyFilter:
         if self._started and not self.at_rest:
             raise ValueError("the arm is still braking; release the stop when it is at rest")
         self._stop_reason = None
+
+    def end(self) -> None:
+        """Nobody calls ``filter`` any more, and the stop that was sent last has been executed: the arm is at rest."""
+        while self._started and self._sent.last.moved == self._sent.last.tick:
+            self._brake()
+        if self._started:
+            self._sent.now = max(self._sent.now, self._sent.last.tick)
 
     def filter(self, command: Command | None, measured: Measurement | None, now_s: float) -> SafeCommand:
         """The command for the tick at ``now_s``. Never raises on bad input; RuntimeError before ``start``.

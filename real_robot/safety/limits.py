@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, pi
-from types import MappingProxyType
 from typing import Any
 
 from real_robot.safety.collisions import BASE, Capsule, Collisions, Obstacle, ObstacleKind, checked_pairs
@@ -161,13 +160,7 @@ def _check_chains(arms: Sequence[Workspace], joints: Iterable[str]) -> None:
 
 
 def _workspace(entry: Any, place: str) -> Workspace:
-    table = check_table(
-        entry,
-        place,
-        required={"low", "high", "chain"},
-        optional={"end_effector"},
-        renamed={"tool": "end_effector"},
-    )
+    table = check_table(entry, place, required={"low", "high", "chain"}, optional={"end_effector"})
     low, high = (vector(table[key], f"{place}.{key}", "length") for key in ("low", "high"))
     if not all(a < b for a, b in zip(low, high, strict=True)):
         raise ValueError(f"{place}: low {low} is not below high {high} in every direction")
@@ -279,20 +272,11 @@ def _sequence(value: Any, where: str, length: int) -> list[Any]:
     return value
 
 
-def check_table(
-    value: Any,
-    where: str,
-    *,
-    required: set[str],
-    optional: set[str],
-    renamed: Mapping[str, str] = MappingProxyType({}),
-) -> Mapping[str, Any]:
-    """``value``, if it is a table with these keys. ValueError otherwise; ``renamed``: old key -> new key."""
+def check_table(value: Any, where: str, *, required: set[str], optional: set[str]) -> Mapping[str, Any]:
+    """``value``, if it is a table with these keys. ValueError otherwise."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{where}: expected a table with the keys {sorted(required)}")
     for key in value:
-        if key in renamed:
-            raise ValueError(f"{where}.{key}: {key!r} was renamed to {renamed[key]!r}")
         check_choice(key, required | optional, f"{where}.{key}")
     missing = required - set(value)
     if missing:

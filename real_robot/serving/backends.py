@@ -34,10 +34,12 @@ class ChunkBackend(ABC):
     methods: tuple[ChunkingMethod, ...] = ("prefix", "replace", "ensemble", "queue")
     remembers_decisions = False  # of ``Policy``
 
-    def __init__(self, hello: Hello, *, seed: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, hello: Hello, *, noise_shape: tuple[int, int], seed: int, device: torch.device | str = "cpu"
+    ) -> None:
         self.hello = hello
         self.device = torch.device(device)
-        self._noise_shape = (hello.action_horizon, hello.action_dim)
+        self._noise_shape = noise_shape
         self._generator = torch.Generator(self.device).manual_seed(seed)
 
     @abstractmethod
@@ -140,9 +142,9 @@ class PolicyBackend(ChunkBackend):
     unexpected policy."""
 
     def __init__(self, policy: Policy, *, fingerprint: str, seed: int = 0) -> None:
-        super().__init__(describe(policy.spec, fingerprint=fingerprint), seed=seed, device=policy.device)
+        hello = describe(policy.spec, fingerprint=fingerprint)
+        super().__init__(hello, noise_shape=policy.spec.noise_shape, seed=seed, device=policy.device)
         self._policy = policy.eval()
-        self._noise_shape = policy.spec.noise_shape
         self.remembers_decisions = policy.remembers_decisions
         self._guided = policy if isinstance(policy, GuidedPolicy) and policy.can_guide else None
         if self._guided is not None:

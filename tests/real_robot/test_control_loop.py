@@ -641,6 +641,23 @@ def test_after_a_hold_an_action_of_zero_leaves_the_arm_where_it_was_sent(robot_f
     assert state(loop.filter.positions) == pytest.approx(state(joints), abs=2e-3)
 
 
+@pytest.mark.parametrize("lead_s", [0.0, 0.1])
+def test_the_last_action_before_a_rest_is_reported(lead_s: float) -> None:
+    """Of an arm that stays where it is, too."""
+    source, reported = Forwards(2), []
+    source.values = np.zeros(2, np.float32)
+    source.executed = lambda tick, action: reported.append(tick)  # type: ignore[method-assign]
+    embodiment = JointSteps(SCALES.ranges, SCALES.steps)
+    loop = ControlLoop(LIMITS, control_hz=20.0, embodiment=embodiment, source=source, lead_s=lead_s)
+    loop.start([0.0, 0.0], 0.0)
+    for tick in range(1, 400):
+        if loop.counters.actions == 30:
+            loop.rest()
+        loop.tick(Measurement([0.0, 0.0], tick / 100), tick / 100)
+    assert not loop.live
+    assert len(reported) == loop.counters.actions == 30
+
+
 def test_joints_that_are_no_numbers_reach_no_source_and_no_recording() -> None:
     """One such state in a recording would lose the whole episode."""
     arm = SimulatedArm()

@@ -131,6 +131,23 @@ def test_an_error_in_the_control_thread_itself_is_named(driven: tuple) -> None:
     assert arm.speed == STILL
 
 
+def test_after_an_error_in_the_control_thread_the_stop_is_shown_and_can_be_released(driven: tuple) -> None:
+    arm, thread, _ = driven
+    shown: list[str | None] = []
+    thread._after_tick = lambda now_s: shown.append(thread.loop.filter.stopped)
+    arm.error = "no such joint"
+    wait(lambda: not thread.running)
+    assert shown[-1] == "the control thread failed: RuntimeError: no such joint"
+    arm.error = ""
+    with thread.lock:
+        thread.loop.release()
+    thread.start()
+    assert thread.failure == ""
+    wait(lambda: any(abs(v) > 0.05 for v in thread.loop.filter.path()[0].velocities))
+    thread.brake()
+    assert thread.loop.filter.stopped is None
+
+
 def test_a_thread_that_does_not_end_is_named_and_the_output_halted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("real_robot.control.thread.BRAKE_S", 0.2)
     with driven_arm() as (arm, thread, _):

@@ -1,4 +1,4 @@
-"""The robot as an environment of the configuration, what ``vla-rl deploy`` refuses, and settings that were renamed."""
+"""The robot as an environment of the configuration, what ``vla-rl deploy`` refuses."""
 
 from __future__ import annotations
 
@@ -127,6 +127,44 @@ def test_numbers_are_those_of_yaml_1_2(tmp_path: Path) -> None:
     assert load_robot(path).control.server_timeout_s == 10.0
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ros.residuals": "/torques"}, r"ros\.residuals: no joint has a contact_residual"),
+        ({"ros.gripper": "/gripper/commands"}, r"ros\.gripper: only twist_stamped sends positions there"),
+        (
+            {"ros.emergency_stop": "/button", "ros.enabling_device": "/button"},
+            r"ros\.enabling_device: /button is the emergency stop",
+        ),
+    ],
+)
+def test_settings_without_an_effect_are_refused(tmp_path: Path, changes: dict[str, str], message: str) -> None:
+    document = yaml.safe_load((ROBOTS / "generic.yaml").read_text())
+    for place, value in changes.items():
+        section, key = place.split(".")
+        document[section][key] = value
+    path = tmp_path / "robot.yaml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    with pytest.raises(ValueError, match=message):
+        load_robot(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("elbow_flex.pos", r"joints\.elbow_flex\.key: 'elbow_flex.pos' is that of another joint"),
+        (None, r"joints\.shoulder_pan\.key: got None, expected str"),
+    ],
+)
+def test_two_joints_of_a_driver_have_two_keys(tmp_path: Path, key: str | None, message: str) -> None:
+    path = so101(tmp_path)
+    document = yaml.safe_load(path.read_text())
+    document["lerobot"]["joints"]["shoulder_pan"]["key"] = key
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    with pytest.raises(ValueError, match=message):
+        load_robot(path)
+
+
 @pytest.mark.parametrize(("lead", "message"), [("50 ms", "set it to 70 ms at least"), ("70 ms", "")])
 def test_goals_need_a_longer_lead_as_only_every_third_tick_sends_one(tmp_path: Path, lead: str, message: str) -> None:
     document = yaml.safe_load(CONFIG.file.read_text())
@@ -137,28 +175,5 @@ def test_goals_need_a_longer_lead_as_only_every_third_tick_sends_one(tmp_path: P
     if not message:
         assert load_robot(path).lead_s == 0.07
         return
-    with pytest.raises(ValueError, match=message):
-        load_robot(path)
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "message"),
-    [
-        (("ros", "scene"), "/fake_arm", "ros.scene: 'scene' was renamed to 'episode_node'"),
-        (("ros", "tool_frame"), "hand", "ros.tool_frame: 'tool_frame' was renamed to 'end_effector_frame'"),
-        (("limits", "workspace", "tool"), ["0 m"] * 3, "tool: 'tool' was renamed to 'end_effector'"),
-        (("control", "embodiment"), "panda_tool", "'panda_tool' was renamed to 'panda_end_effector'"),
-    ],
-)
-def test_the_old_name_of_a_setting_gives_the_new_one(
-    tmp_path: Path, place: tuple[str, ...], value: object, message: str
-) -> None:
-    document = yaml.safe_load(CONFIG.file.read_text())
-    table = document
-    for key in place[:-1]:
-        table = table[key]
-    table[place[-1]] = value
-    path = tmp_path / "robot.yaml"
-    path.write_text(yaml.safe_dump(document, sort_keys=False))
     with pytest.raises(ValueError, match=message):
         load_robot(path)

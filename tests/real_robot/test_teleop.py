@@ -187,6 +187,15 @@ def test_no_key_that_is_a_command_moves_an_arm(action_dim: int) -> None:
     assert keyboard.motions.count("action") == action_dim
 
 
+@pytest.mark.parametrize(("more", "said"), [(0, "action 8"), (5, "no keys for the actions 9 to 13: use a leader")])
+def test_actions_without_a_key_are_said(more: int, said: str) -> None:
+    """As of two arms."""
+    with typed("") as stream:
+        keyboard = teleop.KeyboardInput(stream, LARGEST + more)
+        keyboard._thread.join()
+    assert keyboard.motions.endswith(said)
+
+
 def test_a_byte_that_is_no_text_does_not_end_the_keyboard() -> None:
     with tempfile.TemporaryFile("w+", encoding="utf-8") as stream:
         stream.buffer.write(b"n\xe9 ")  # as of a Latin-1 terminal
@@ -354,11 +363,38 @@ class LeaderAt:
 
     problem = ""
 
-    def __init__(self, values: np.ndarray) -> None:
+    def __init__(self, values: np.ndarray | None) -> None:
         self.values = values
 
-    def action(self, joints: object) -> np.ndarray:
+    def action(self, joints: object) -> np.ndarray | None:
         return self.values
+
+
+@pytest.mark.real_time
+def test_a_leader_that_was_silent_is_followed_slowly_at_first(servos: SimulatedServos, tmp_path: Path) -> None:
+    """It may be back elsewhere, as at the begin of an episode."""
+    robot, leader = load_robot(so101(tmp_path)), LeaderAt(np.full(6, 0.8, np.float32))
+    servos.at = servos.goal = np.zeros(6)
+    session: teleop.TeleopSession
+    with LeRobotArm(servos, robot) as arm, typed("") as stream:
+        connection = LeRobotConnection(arm, after_tick=lambda now_s: session.after_tick(now_s))
+        session = teleop.TeleopSession(
+            robot, connection, leader, embodiment=robot.embodiment(), stream=stream, recorder=None, **OPTIONS
+        )
+        wait(lambda: arm.fresh(0.1))
+        session.begin("follow", task="follow")
+        for there in (0.0, 85.0):  # degrees, at 0.8 and -0.8
+            moved = len(servos.sent)
+            wait(lambda there=there: abs(servos.goal[0] - there) > 1.0)  # type: ignore[misc]
+            time.sleep(0.6)
+            assert 1.0 < abs(servos.goal[0] - there) < 40.0
+            assert len(servos.sent) > moved
+            wait(lambda: abs(abs(servos.goal[0]) - 88.0) < 0.5)
+            leader.values = None
+            time.sleep(1.5)
+            leader.values = np.full(6, -0.8, np.float32)
+        session.end(success=False)
+        session.close()
 
 
 @pytest.mark.real_time

@@ -117,6 +117,19 @@ def test_observing_changes_nothing_and_returns_copies(robot: VectorEnv) -> None:
     assert torch.equal(first.images, kept.images)
 
 
+def test_an_arm_that_has_come_to_rest_is_observed_anew(robot: VectorEnv) -> None:
+    """As after an update of the policy: the next action begins where it came to rest."""
+    robot.reset(start=start(1))
+    step_chunk(robot, forward_chunk(4), 1.0)
+    moving = robot.observe()
+    time.sleep(2.0)
+    resting = robot.observe()
+    assert not torch.equal(moving.state, resting.state)
+    again = robot.observe()
+    assert torch.equal(resting.images, again.images)
+    assert torch.equal(resting.state, again.state)
+
+
 def test_the_end_effector_follows_the_actions(robot: VectorEnv) -> None:
     robot.reset(start=start(2))
     before = robot.observe().state[0, :3]
