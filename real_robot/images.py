@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 
-from real_robot.control.protocols import Cameras
 from sims.errors import UserError
 from sims.vector_env import Observation, encode_instructions
 
@@ -44,17 +43,3 @@ def images_problem(taken_s: float | None, max_age_s: float, *, now_s: float) -> 
         return "no image from some camera"
     age_s = now_s - taken_s
     return "" if abs(age_s) <= max_age_s else f"images are {age_s:.2f} s old"
-
-
-def fresh_images(
-    cameras: Cameras, size: Sequence[int], max_age_s: float, *, now_s: float
-) -> tuple[Mapping[str, UInt8[np.ndarray, "height width 3"]] | None, str]:
-    """The newest images of ``size`` (height, width), or None where they are not what the cameras see now; and why, or
-    "".
-    """
-    try:
-        newest = cameras.images(size)
-    except UnreadableImages as error:
-        return None, str(error)
-    problem = images_problem(newest[1] if newest else None, max_age_s, now_s=now_s)
-    return (newest[0] if newest and not problem else None), problem

@@ -12,9 +12,9 @@ from jaxtyping import Float
 from episodes.schema import HUMAN
 from real_robot.control.embodiment import Embodiment
 from real_robot.control.executed_steps import ExecutedSteps
+from real_robot.control.fresh_images import fresh_images
 from real_robot.control.loop import Action
 from real_robot.control.protocols import Cameras, EpisodeLog
-from real_robot.images import fresh_images
 from real_robot.safety.commands import Measurement
 from real_robot.safety.stopping import AxisLimits
 

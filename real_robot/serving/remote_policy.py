@@ -12,9 +12,9 @@ from episodes.schema import POLICY
 from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkRequest, ChunkScheduler
 from real_robot.control.embodiment import Embodiment
 from real_robot.control.executed_steps import ExecutedSteps
+from real_robot.control.fresh_images import fresh_images
 from real_robot.control.loop import Action
 from real_robot.control.protocols import Cameras, EpisodeLog
-from real_robot.images import fresh_images
 from real_robot.safety.commands import Measurement
 from real_robot.serving.client import Answer
 from real_robot.serving.protocol import ActRequest, Hello
