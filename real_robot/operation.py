@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ def ask(verb: str, *, success: bool) -> dict[str, Any]:
     require_ros()
     from real_robot.ros.operator import Operator
 
-    with Operator() as operator:
+    with closing(Operator()) as operator:
         if verb == "status":
             return operator.status()
         answers = [operator.call(name, data=success if name == "end_episode" else None) for name in SERVICES[verb]]
@@ -138,7 +138,7 @@ def _listen(robot: Robot, images: Path | None) -> list[str]:
     require_ros()
     from real_robot.ros.operator import Listener
 
-    with Listener(robot) as listener:
+    with closing(Listener(robot)) as listener:
         deadline_s = time.monotonic() + LISTEN_S
         while (problems := listener.problems()) and time.monotonic() < deadline_s:
             time.sleep(0.05)

@@ -139,8 +139,7 @@ class TeleopSession:
         """Undo a stop; an episode goes on. ValueError while what stopped the arm is still there."""
         if reason := self._connection.problem():
             raise ValueError(reason)
-        with self.control.lock:
-            self.control.loop.release()
+        self.control.release()
         if self.in_episode:
             self.control.resume()
 

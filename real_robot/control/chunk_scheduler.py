@@ -207,7 +207,8 @@ class ChunkScheduler:
         if self.config.method == "queue":
             self._chunks.append((max(tick, request.begins), actions))
             return tick > request.begins
-        # fewer actions than a whole chunk were left to consume, so some of the new chunk remain
+        # fewer actions than a whole chunk were left to consume, so some of the new chunk remain, unless more than
+        # ``execute_steps`` were sent ahead: the arm then holds until the next chunk
         keep = self._chunks if self.config.method == "ensemble" else []
         self._chunks = [*keep, (tick - consumed, actions)]
         return consumed > request.delay

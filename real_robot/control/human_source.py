@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 
 from episodes.schema import HUMAN
 from real_robot.control.embodiment import Embodiment
 from real_robot.control.executed_steps import ExecutedSteps
+from real_robot.control.fresh_images import fresh_images
 from real_robot.control.loop import Action
 from real_robot.control.protocols import Cameras, EpisodeLog
-from real_robot.images import UnreadableImages, images_problem
 from real_robot.safety.commands import Measurement
 from real_robot.safety.stopping import AxisLimits
 
@@ -111,17 +111,9 @@ class HumanSource:
         if due is None or self._log is None:
             return
         step, measured = due
-        images = self._images()
+        now_s = time.monotonic()
+        images, self.problem = fresh_images(self._cameras, self._image_size, self._max_image_age_s, now_s=now_s)
         self._observed = images is not None
         state = self._embodiment.state(measured.positions)
         if images is not None and np.isfinite(state).all():
             self._log.observation(step, images, state)
-
-    def _images(self) -> Mapping[str, UInt8[np.ndarray, "height width 3"]] | None:
-        try:
-            newest = self._cameras.images(self._image_size)
-        except UnreadableImages as error:
-            self.problem = str(error)
-            return None
-        self.problem = images_problem(newest[1] if newest else None, self._max_image_age_s, now_s=time.monotonic())
-        return newest[0] if newest and not self.problem else None

@@ -100,6 +100,11 @@ class ControlThread:
         with self.lock:
             self.loop.stop(reason)
 
+    def release(self) -> None:
+        """Unlatch the stop; the arm stays paused. ValueError while it is still braking."""
+        with self.lock:
+            self.loop.release()
+
     def pause(self) -> None:
         """Brake to rest, then send nothing until ``resume`` or ``start``."""
         with self.lock:

@@ -128,6 +128,5 @@ class RobotConnection:
         with answering(response, RELEASED):
             if problem := self.problem():
                 raise ValueError(problem)
-            with self.control.lock:
-                self.control.loop.release()
+            self.control.release()
         return response

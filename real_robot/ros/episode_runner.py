@@ -244,8 +244,7 @@ class EpisodeRunner:
         if reason := self._stops.problem():
             raise ValueError(reason)
         if self._control is not None:
-            with self._control.lock:
-                self._control.loop.release()
+            self._control.release()
 
     def set_paused(self, paused: bool) -> None:
         """Hold, or continue with a new plan. ValueError if no episode is under way."""

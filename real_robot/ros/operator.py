@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import rclpy
@@ -28,20 +27,12 @@ _ABSENT = f"no node {NODE} on this ROS domain; start it: vla-rl deploy BUNDLE --
 
 
 class _Participant:
-    """A node in a ROS context of its own, for as long as the block lasts."""
+    """A node in a ROS context of its own, until ``close``."""
 
     def __init__(self, name: str) -> None:
         self._context = Context()
         rclpy.init(context=self._context, signal_handler_options=SignalHandlerOptions.NO)
         self.node = Node(name, context=self._context)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         self.node.destroy_node()

@@ -12,9 +12,9 @@ from episodes.schema import POLICY
 from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkRequest, ChunkScheduler
 from real_robot.control.embodiment import Embodiment
 from real_robot.control.executed_steps import ExecutedSteps
+from real_robot.control.fresh_images import fresh_images
 from real_robot.control.loop import Action
 from real_robot.control.protocols import Cameras, EpisodeLog
-from real_robot.images import UnreadableImages, images_problem
 from real_robot.safety.commands import Measurement
 from real_robot.serving.client import Answer
 from real_robot.serving.protocol import ActRequest, Hello
@@ -132,16 +132,10 @@ class RemotePolicy:
             self._log.observation(self._steps.total, images, state)
 
     def _images(self, now_s: float) -> dict[str, UInt8[np.ndarray, "height width 3"]] | None:
-        try:
-            newest = self._cameras.images(self.hello.image_size)
-        except UnreadableImages as error:
-            self.problem = str(error)
-            return None
-        problem = images_problem(newest[1] if newest else None, self._max_image_age_s, now_s=now_s)
-        if newest is not None and not problem:
-            return dict(newest[0])
-        self.problem = problem
-        return None
+        """``problem`` says why there are none."""
+        images, problem = fresh_images(self._cameras, self.hello.image_size, self._max_image_age_s, now_s=now_s)
+        self.problem = problem or self.problem
+        return None if images is None else dict(images)
 
     def _collect(self, tick: int) -> None:
         answer, sent = self._client.poll(), self._sent

@@ -231,7 +231,7 @@ def test_a_camera_that_does_not_stamp_its_images_is_named_by_the_check(cell: Cel
     robot = load_robot(FILE)
     robot = dataclasses.replace(robot, ros=dataclasses.replace(robot.ros, cameras={"agent": "/unstamped"}))
     try:
-        with Listener(robot) as listener:
+        with contextlib.closing(Listener(robot)) as listener:
             cell.wait(lambda: "its image is" in str(listener.problems()), 30, "the camera's problem")
             assert listener.images()["agent"].shape == (4, 4, 3)
     finally:
