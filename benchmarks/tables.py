@@ -238,6 +238,22 @@ def off_policy() -> str:
     return f"{table(head, rows)}\n\n{note}"
 
 
+def off_policy_lift() -> str:
+    """A residual learned off-policy in robosuite, each seed."""
+    record = read_record("off_policy_lift")
+    curves = record["curves"]["full"]
+    rows = []
+    for name, at in (("base", 0), ("resfit_lift", -1)):
+        points = [run["curve"][at] for run in curves]
+        values = [f"{100 * point['success']:.0f}" for point in points]
+        text = "cloned" if name == "base" else "residual, off-policy"
+        taken = [f"{mean(point[key] for point in points):,.0f}" if at else "-" for key in ("control_steps", "cpu_s")]
+        rows.append([text, share(named(record, name)), *values, *taken])
+    seeds = [f"seed {run['seed']}" for run in curves]
+    head = ["robosuite `Lift`", "success", *seeds, "control steps", "processor time [s]"]
+    return f"{table(head, rows)}\n\n{over_seeds('off_policy_lift', record, named(record, 'resfit_lift'))}"
+
+
 def off_policy_methods() -> str:
     """What demonstrations, chunks and a warm-up are worth on a small sparse task."""
     record = read_record("off_policy_methods")
@@ -499,6 +515,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "imagined_logs": imagined_logs,
     "imagination_baselines": imagination_baselines,
     "off_policy": off_policy,
+    "off_policy_lift": off_policy_lift,
     "off_policy_methods": off_policy_methods,
     "off_policy_peers": off_policy_peers,
     "off_policy_two_sides": off_policy_two_sides,

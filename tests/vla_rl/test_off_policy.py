@@ -657,8 +657,8 @@ def test_a_cloned_policy_improves(noise: str) -> None:
 
 # -- every configuration ----------------------------------------------------------------------------------------------
 
-SMALLER = [
-    *("--sim.num_envs", "2", "--sim.max_steps", "16", "--sim.tasks", "[reach]"),
+SMALLER = [  # resfit_lift is of robosuite, which has an interpreter of its own
+    *("--sim", json.dumps({"name": "tabletop", "num_envs": 2, "max_steps": 16, "tasks": ["reach"]})),
     *("--algorithm.chunks", "6", "--algorithm.warmup", "8", "--algorithm.batch_size", "8"),
     *("--algorithm.offline_updates", "4"),
     *("--algorithm.critic_warmup", "1", "--algorithm.critic.hidden", "[16]", "--algorithm.utd_ratio", "1"),
