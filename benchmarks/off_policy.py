@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,11 +27,10 @@ import torch
 import yaml
 
 from benchmarks.learning import mean_row
-from benchmarks.peers.pace import family
+from benchmarks.peers.pace import Moment
 from policies.bundle import load_bundle
 from policies.policy import Policy
 from policies.residual.policy import residual_on
-from sims.bench.peers import cpu_seconds
 from sims.starts import StartSequence
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.algorithm import Algorithm
@@ -129,9 +127,9 @@ def learn(
     print(f"{title}: success {curve[0]['success']:.3f} before", file=sys.stderr, flush=True)
     steps = cpu = 0.0
     while steps < arguments.steps:
-        began = cpu_now()
+        began = Moment.now()
         metrics = algorithm.iterate()
-        cpu, steps = cpu + cpu_now() - began, steps + metrics["control_steps"]
+        cpu, steps = cpu + Moment.now().cpu - began.cpu, steps + metrics["control_steps"]
         if steps >= min(curve[-1]["control_steps"] + arguments.every, arguments.steps):
             success = evaluate(algorithm, experiment, arguments.episodes)
             curve.append({"control_steps": steps, "cpu_s": round(cpu, 1), "success": success})
@@ -144,11 +142,6 @@ def learn(
             print(done, shown, file=sys.stderr, flush=True)
     env.close()
     return curve
-
-
-def cpu_now() -> float:
-    """Processor time of this process and the simulators' workers, in seconds."""
-    return cpu_seconds(set(family(os.getpid())))
 
 
 def evaluate(algorithm: Algorithm, experiment: Experiment, episodes: int) -> float:

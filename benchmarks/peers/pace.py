@@ -47,6 +47,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Moment:
+    """``cpu``: of this process and all below it."""
+
     wall: float
     cpu: float
 

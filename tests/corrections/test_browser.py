@@ -65,6 +65,15 @@ def list_episodes(page: Page, task: str) -> None:
     wait_until(page, f"[...document.getElementById('f-task').options].some(option => option.value === '{task}')")
 
 
+def show_only_episode(page: Page, task: str) -> None:
+    """The details of the only episode of ``task``."""
+    list_episodes(page, task)
+    page.select_option("#f-task", task)
+    wait_until(page, "document.getElementById('count').textContent === '1 episodes'")
+    page.click("#list tbody tr:first-child button")
+    page.wait_for_selector("#detail:not([hidden])")
+
+
 def drive_by_keyboard(page: Page, running: CorrectionServer) -> None:
     """Press the keys that go where the expert would go, until the episode ends."""
     pressed: set[str] = set()
@@ -156,11 +165,7 @@ def test_an_episode_is_trimmed_and_split_on_its_timeline(open_page: Callable[...
     with EpisodeStore(running.folder / "episodes") as store:
         id = store.add(make_episode(steps=9, task="cut"))
         page = open_page("Cleo")
-        list_episodes(page, "cut")
-        page.select_option("#f-task", "cut")
-        wait_until(page, "document.getElementById('count').textContent === '1 episodes'")
-        page.click("#list tbody tr:first-child button")
-        page.wait_for_selector("#detail:not([hidden])")
+        show_only_episode(page, "cut")
         assert page.is_disabled("#d-start")  # at the first image nothing can be cut off
         page.fill("#d-step", "2")
         page.click("#d-start")
@@ -194,11 +199,7 @@ def test_an_episode_that_somebody_cuts_meanwhile_is_shown_anew_and_not_cut_elsew
     with EpisodeStore(running.folder / "episodes") as store:
         id = store.add(make_episode(steps=9, task="two cut"))
         page = open_page("Ann")
-        list_episodes(page, "two cut")
-        page.select_option("#f-task", "two cut")
-        wait_until(page, "document.getElementById('count').textContent === '1 episodes'")
-        page.click("#list tbody tr:first-child button")
-        page.wait_for_selector("#detail:not([hidden])")
+        show_only_episode(page, "two cut")
         page.fill("#d-step", "6")
         store.trim(id, 3, 9, author="Ben")
         page.click("#d-end")

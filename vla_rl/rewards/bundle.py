@@ -112,19 +112,22 @@ def tells_progress(path: Path) -> bool:
 
 def load_progress_model(path: Path, device: Device = CPU) -> ProgressModel | PreferenceModel:
     """Whichever of both the folder holds, as ``load_reward_model`` does."""
-    if PREFERENCES.in_folder(path):
-        return load_reward_model(PREFERENCES, path, device)
-    return load_reward_model(PROGRESS, path, device)
+    model: ProgressModel | PreferenceModel = load_reward_model(_progress_kind(path), path, device)
+    return model
 
 
 def fitted_sha256(path: Path) -> str:
     """Of all that acts in the model in this folder: its manifest, which names the weights. Raises RewardModelError."""
-    kind = next((kind for kind in (CLASSIFIER, PREFERENCES) if kind.in_folder(path)), PROGRESS)
+    kind = CLASSIFIER if CLASSIFIER.in_folder(path) else _progress_kind(path)
     _read_info(kind, path)
     return hashlib.sha256((path / kind.manifest).read_bytes()).hexdigest()
 
 
 def progress_sha256(path: Path) -> str:
     """Of what ``load_progress_model`` reads, as its manifest says. Raises RewardModelError."""
-    sha256: str = _read_info(PREFERENCES if PREFERENCES.in_folder(path) else PROGRESS, path).sha256
+    sha256: str = _read_info(_progress_kind(path), path).sha256
     return sha256
+
+
+def _progress_kind(path: Path) -> Kind[Any]:
+    return PREFERENCES if PREFERENCES.in_folder(path) else PROGRESS
