@@ -75,7 +75,8 @@ def test_results_of_other_options_are_not_taken_for_those_that_are_asked_for(tmp
     settings = corrections_learning.Settings(tasks=("pick",), seeds=(0,), corrections=5)
     keep_options(tmp_path / "corrections" / "pick-0", settings.of_results)
     asked = replace(settings, corrections=30, recipes=("sirius",))
-    with pytest.raises(UserError, match=r"pick-0 holds results with corrections 5, not 30, recipe hg_dagger, not sirius"):
+    differing = "corrections 5, not 30, recipe hg_dagger, not sirius"
+    with pytest.raises(UserError, match=f"pick-0 holds results with {differing}; ask for the same"):
         corrections_learning.compare(asked, tmp_path / "corrections")
     keep_options(tmp_path / "progress" / "0", {"iterations": 1})
     (tmp_path / "progress" / "0" / "result.json").write_text("{}")
