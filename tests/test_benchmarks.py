@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -68,6 +69,20 @@ def test_a_run_of_other_iterations_is_not_taken_for_the_one_that_is_asked_for(tm
     assert policies_learning.run("pi0", 0, 2, tmp_path, CPU) == found
     with pytest.raises(UserError, match="is of 2 iterations, not 120"):
         policies_learning.run("pi0", 0, 120, tmp_path, CPU)
+
+
+@pytest.mark.parametrize("recipe", policies_learning.RECIPES.values())
+def test_ppo_of_few_iterations_trains_the_policy_in_the_last(recipe: policies_learning.Recipe) -> None:
+    """The critic alone is trained in the first one, where there is another."""
+    warmups = [policies_learning.algorithm(recipe, recipe.world, count).critic_warmup for count in (1, 2, 120)]
+    assert warmups == [0, 1, 1]
+
+
+def test_no_iterations_are_refused_before_anything_is_cloned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["policies_learning", "--iterations", "0"])
+    with pytest.raises(SystemExit) as error:
+        policies_learning.main()
+    assert error.value.code == 2
 
 
 def test_results_of_other_options_are_not_taken_for_those_that_are_asked_for(tmp_path: Path) -> None:
