@@ -47,6 +47,7 @@ from sims.errors import is_disk_full
 
 _PREFIX, _SUFFIX = "ep-", ".zarr.zip"
 _FILES = f"{_PREFIX}*{_SUFFIX}"
+LOCK_NAME = ".lock"
 _STALE_S = 3600.0  # age at which the temporary file of a killed writer is deleted
 _UNWRITABLE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR)
 
@@ -440,7 +441,7 @@ class EpisodeStore:
         """One process at a time opens or rebuilds: another must not switch to WAL or delete the file meanwhile."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):  # read-only: no lock is needed, the catalog is in memory
-                lock = stack.enter_context(open(self.path / ".lock", "wb"))
+                lock = stack.enter_context(open(self.path / LOCK_NAME, "wb"))
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
