@@ -251,9 +251,7 @@ class EpisodeStore:
         """All episodes as they are read, trimmed and split, each with its labels; success as recorded."""
         labels = self._labels()
         return [
-            (self._cut(entry, part), part.labels)
-            for entry in self.entries()
-            for part in parts_of(entry.id, entry.steps, labels)
+            (self._cut(entry, part), part.labels) for entry in self.entries() for part in self._parts_of(entry, labels)
         ]
 
     def entries(self) -> list[Entry]:
@@ -351,7 +349,13 @@ class EpisodeStore:
     def _parts(self, id: str) -> list[Part]:
         """Everything that is read of the recorded episode that ``id`` is, or is a part of."""
         entry = self._recorded(id)
-        return list(parts_of(entry.id, entry.steps, self._labels()))
+        return self._parts_of(entry, self._labels())
+
+    def _parts_of(self, entry: Entry, labels: Labels) -> list[Part]:
+        try:
+            return list(parts_of(entry.id, entry.steps, labels))
+        except EpisodeError as error:
+            raise EpisodeError(f"{self.path / LABELS_NAME}: {error}") from error
 
     def _lineage(self, id: str) -> tuple[str, ...]:
         """The ids from the recorded episode's to ``id``."""

@@ -767,8 +767,8 @@ def test_what_was_imported_before_a_failure_stays(tmp_path: Path) -> None:
     source, path = robomimic(tmp_path / "demo.hdf5"), tmp_path / "store"
     with h5py.File(source, "r+") as file:
         del file["data/demo_1/obs/robot0_eef_pos"]
+    words = ["--state", "robot0_eef_pos", "--instruction", "lift", "--camera", "a=agentview_image"]
     with pytest.raises(SystemExit, match="2"):
-        words = ["--state", "robot0_eef_pos", "--instruction", "lift", "--camera", "a=agentview_image"]
         main(["data", "import", str(path), "--source", str(source), *words])
     with EpisodeStore(path) as store:
         assert len(store.select()) == 1
