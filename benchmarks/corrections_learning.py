@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.kept import keep_options
 from benchmarks.learning import mean_row
 from episodes.files import write_json
 from episodes.schema import HUMAN
@@ -66,9 +67,23 @@ class Settings:
     held_out: int = 100
     finished: bool = False
 
+    @property
+    def of_results(self) -> dict[str, Any]:
+        """What the results of a task and seed depend on; of the recipes only the first, by which demonstrations are
+        learned from and the page is served, since every recipe has a result of its own."""
+        return {
+            "corrections": self.corrections,
+            "take_over_after": self.take_over_after,
+            "held_out": self.held_out,
+            "recipe": self.recipes[0],
+        }
+
 
 def compare(settings: Settings, work: Path) -> list[Row]:
-    """Rows of each task, and of all where every task has every seed. What lies in ``work`` is not done again."""
+    """Rows of each task, and of all where every task has every seed. What lies in ``work`` is not done again.
+
+    UserError where that is of other settings.
+    """
     runs = [
         Comparison(task, seed, settings, work / f"{task}-{seed}") for task in settings.tasks for seed in settings.seeds
     ]
@@ -141,7 +156,8 @@ class Comparison:
         return all((self.folder / f"success after {name}.json").exists() for name in names)
 
     def figures(self) -> dict[str, Any]:
-        """Of every row: a summary of successes, or a number."""
+        """Of every row: a summary of successes, or a number. UserError where the folder has some of other settings."""
+        keep_options(self.folder, self.settings.of_results)
         start = self._once("start", self._clone)
         before = self._success("start", start / BUNDLE)
         corrected = self._once("corrected", lambda folder: self._correct(start / BUNDLE, folder))

@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kept import keep_options
 from benchmarks.learning import mean_row
 from episodes.files import write_json
 from episodes.recorder import RecordedEnv, keep_successes
@@ -61,7 +62,10 @@ def main() -> None:
 
 
 def one_run(run_dir: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Successes of the baselines and of the run, on equal starts. What a call before this one finished is kept."""
+    """Successes of the baselines and of the run, on equal starts. What a call before this one finished is kept.
+
+    UserError where that had other options.
+    """
     experiment, reached = experiment_of(run_dir), json.loads((run_dir / "result.json").read_text())
     result = {"seed": experiment.seed, "imitation": reached["bc"], "reinforcement": reached["rl"]}
     env = make_env(experiment.sim)
@@ -71,6 +75,8 @@ def one_run(run_dir: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             done = folder / "result.json"
             if not done.exists():
                 shutil.rmtree(folder, ignore_errors=True)
+            keep_options(folder, options_of(name, arguments))
+            if not done.exists():
                 began = time.monotonic()
                 bundle, spent = BASELINES[name](experiment, env, run_dir, folder, arguments)
                 seconds = round(time.monotonic() - began, 1)
@@ -81,6 +87,12 @@ def one_run(run_dir: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     finally:
         env.close()
     return result
+
+
+def options_of(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """On which the results of baseline ``name`` depend."""
+    rounds = {"episodes": arguments.episodes, "steps": arguments.steps} if name == "self_imitation" else {}
+    return {"minutes": arguments.minutes} | rounds
 
 
 def evaluate(experiment: Experiment, env: VectorEnv, bundle: Path, *, episodes: int) -> dict[str, Any]:

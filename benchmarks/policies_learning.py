@@ -337,7 +337,7 @@ def algorithm(recipe: Recipe, world: World, iterations: int) -> PPOConfig:
     return PPOConfig(
         iterations=iterations,
         chunks=world.chunks,
-        critic_warmup=1,
+        critic_warmup=min(1, iterations - 1),  # of a single iteration, tried to see whether it runs, none
         time_limit="failure",
         critic=CriticConfig(learning_rate=2e-3),
         update=UpdateConfig(**settings),
@@ -380,6 +380,8 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/policies_learning"))
     arguments = parser.parse_args()
     check_seeds(parser, arguments.seeds)
+    if arguments.iterations is not None and arguments.iterations < 1:
+        parser.error(f"--iterations must be at least 1, got {arguments.iterations}")
     torch.set_num_threads(1)
     device = select_device(arguments.device)
     folder = folder_on(device, arguments.runs)

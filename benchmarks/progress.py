@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.kept import keep_options
 from benchmarks.learning import mean_row
 from policies.device import CPU
 from vla_rl.api import load_experiment
@@ -74,12 +75,13 @@ def fitted(runs: Path) -> dict[str, Any]:
 
 
 def run(seed: int, runs: Path, iterations: int) -> dict[str, Any]:
-    """Success of every arm, or what an earlier call found."""
-    folder, done = runs / str(seed), runs / f"{seed}.json"
+    """Success of every arm, or what an earlier call found. UserError where that had other ``iterations``."""
+    folder = runs / str(seed)
+    done = folder / "result.json"
+    keep_options(folder, {"iterations": iterations})
     if done.exists():
         found: dict[str, Any] = json.loads(done.read_text())
         return found
-    folder.mkdir(parents=True, exist_ok=True)
     store = folder / "demonstrations"
     if not store.exists():
         collect(experiment(f"--seed={seed}"), episodes=100, out=store)

@@ -471,9 +471,10 @@ def peers() -> str:
             wall, processor = (by_name[f"{peer}, {part}, {clock}"] for clock in ("wall time", "processor time"))
             seconds = f"{processor['value']:.2f} / {processor['theirs']:.2f} s"
             rows.append([peer, part, seconds, ratio(processor), ratio(wall)])
-    rounds, load = len(record["rows"][0]["ours_all"]), record["machine"]["load"][0]
+    rounds = listed(dict.fromkeys(len(row["ours_all"]) for row in record["rows"]))
+    load = listed(dict.fromkeys(f"{row.get('measured', record)['machine']['load'][0]:.0f}" for row in record["rows"]))
     head = ["beside", "part", "processor time, ours / theirs", "ratio of processor time", "ratio of wall time"]
-    note = f"Medians of {rounds} pairs (smallest and largest ratio), one thread; load of the machine {load:.0f}."
+    note = f"Medians of {rounds} pairs (smallest and largest ratio), one thread; load of the machine {load}."
     return table(head, rows) + f"\n\n{note} {source('peers', record)}"
 
 

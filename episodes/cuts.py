@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from episodes.overlays import ABORT, OUTCOME, SPLIT, SUCCESS, TRIM, Labels, LabelValue, recorded_id
+from episodes.overlays import ABORT, OUTCOME, REPAIR, SPLIT, SUCCESS, TRIM, Labels, LabelValue, recorded_id
 from episodes.packing import Arrays
+from episodes.schema import EpisodeError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,10 @@ class Part:
 
 
 def parts_of(id: str, steps: int, labels: Labels) -> Iterator[Part]:
-    """What is read of the recorded episode ``id``, in order of time: itself, or the parts that it is split into."""
+    """What is read of the recorded episode ``id``, in order of time: itself, or the parts that it is split into.
+
+    EpisodeError where it is trimmed to steps that it does not have.
+    """
     yield from _parts((id,), 0, steps, labels, inherited={}, ends_as_labelled=True)
 
 
@@ -55,7 +59,11 @@ def _parts(
     given = labels.get(lineage[-1], {})
     own, ends_as_labelled = _own(inherited, given), ends_as_labelled or SUCCESS in given
     if TRIM in own:
-        first, end = (int(step) for step in str(own[TRIM]).split("-"))
+        low, high = (int(step) for step in str(own[TRIM]).split("-"))
+        if low < first or high > end:
+            had = f"{lineage[-1]} has steps {first} to {end}"
+            raise EpisodeError(f"episode {had}, but is trimmed to {own[TRIM]}; {REPAIR}")
+        first, end = low, high
     at = int(own.get(SPLIT, first))
     if not first < at < end:
         yield Part(lineage=lineage, first=first, end=end, labels=own, ends_as_labelled=ends_as_labelled)

@@ -9,18 +9,18 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from episodes.archive import verify_archive
-from episodes.catalog import Entry
+from episodes.catalog import Entry, delete_catalog
 from episodes.cuts import parts_of
 from episodes.files import sync
 from episodes.layout import layout_of, store_layout
 from episodes.overlays import DELETED, RECORDING, Labels, append_changes, append_labels, read_changes, read_labels
 from episodes.schema import CorruptEpisode, EpisodeError, StoreFull, new_ulid
-from episodes.store import EpisodeStore
+from episodes.store import LOCK_NAME, EpisodeStore, episode_ids, is_store
 from sims.errors import is_disk_full
 
 
@@ -49,6 +49,29 @@ def rebuild(path: str | Path) -> dict[str, Any]:
     return info(path)
 
 
+@contextlib.contextmanager
+def store_to_fill(path: str | Path) -> Iterator[EpisodeStore]:
+    """The store ``path``, made where there is none; if what fills it fails before an episode is in it, none remains.
+
+    A folder that was there before stays, as it was.
+    """
+    path = Path(path)
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    there = path.is_dir() and is_store(path)
+    with EpisodeStore(path, create=True) as store:
+        try:
+            yield store
+        except BaseException:
+            if not there and not episode_ids(path):
+                store.close()
+                delete_catalog(path)
+                (path / LOCK_NAME).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # another process has made something in it
+                    for folder in made:
+                        folder.rmdir()
+            raise
+
+
 def merge(path: str | Path, source: str | Path) -> dict[str, Any]:
     """Copy the episodes and labels of the store ``source`` that are not here yet, then ``info`` with ``copied``.
 
@@ -61,7 +84,7 @@ def merge(path: str | Path, source: str | Path) -> dict[str, Any]:
     ``source`` has other cameras, image sizes, dimensions or control rates than those that are here.
     """
     damaged, copied = set(), set()
-    with EpisodeStore(source) as other, EpisodeStore(path, create=True) as store:
+    with EpisodeStore(source) as other, store_to_fill(path) as store:
         if store.path.resolve() == other.path.resolve():
             raise EpisodeError(f"{path} cannot be merged into itself")
         labels, _ = read_labels(store.path)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from episodes.files import ends_within_line, sync
-from episodes.schema import StoreFull
+from episodes.schema import EpisodeError, StoreFull
 from sims.errors import is_disk_full
 
 LABELS_NAME = "labels.jsonl"
@@ -34,6 +34,8 @@ DELETED, SUCCESS, SUCCESS_FROM = "deleted", "success", "success_from"
 TRIM, SPLIT = "trim", "split"
 OUTCOME, ABORT, REWOUND_AT = "outcome", "abort", "rewound_at"
 RECORDING = "recording"
+
+REPAIR = "repair the line, or leave it empty"  # the numbers of the others stay
 
 LabelValue = bool | int | float | str
 EpisodeOutcome = Literal["success", "failure", "unknown"]
@@ -55,6 +57,15 @@ class LabelChange:
     time_s: float
     undoes: int | None = None
     undone: LabelChange | None = None
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "episode": (str,),
+    "key": (str,),
+    "author": (str,),
+    "time_s": (int, float),
+    "undoes": (int, type(None)),
+}
 
 
 def recorded_id(id: str) -> str:
@@ -225,15 +236,40 @@ def _changes(folder: Path, *, of: str = "") -> Iterator[tuple[int, LabelChange |
     """(line number, change) of every line that is not empty; None for an incomplete one.
 
     ``of``: only the lines in which the id of this recorded episode, or of the one it is a part of, occurs.
+    EpisodeError for a line with a value that its key does not have.
     """
     id = recorded_id(of).encode()
     for number, line in enumerate(_lines(folder)):
         if not line.strip() or id not in line:
             continue
         try:
-            yield number, LabelChange(**json.loads(line))
+            change = LabelChange(**json.loads(line))
         except (ValueError, TypeError):
             yield number, None
+            continue
+        if problem := _problem(change):
+            raise EpisodeError(f"{folder / LABELS_NAME}: line {number + 1}: {problem}; {REPAIR}")
+        yield number, change
+
+
+def _problem(change: LabelChange) -> str:
+    """What is wrong with a line that somebody has changed; "" of one that was written here."""
+    for name, types in _TYPES.items():
+        if type(value := getattr(change, name)) not in types:
+            return f"{name} is {value!r}"
+    key, value = change.key, change.value
+    if value is None:
+        return ""
+    if key in (SPLIT, SUCCESS_FROM) and type(value) is not int:
+        return f"{key} is {value!r}, not a step"
+    if key == TRIM and not _is_trim(value):
+        return f'{key} is {value!r}, not two steps like "2-9"'
+    return "" if isinstance(value, LabelValue) else f"{key} is {value!r}, not a number, a text, true or false"
+
+
+def _is_trim(value: LabelValue) -> bool:
+    steps = re.fullmatch(r"(\d+)-(\d+)", value) if isinstance(value, str) else None
+    return steps is not None and int(steps[1]) < int(steps[2])
 
 
 def _counting(changes: Iterable[tuple[int, LabelChange | None]]) -> Mapping[str, list[tuple[int, LabelChange]]]:

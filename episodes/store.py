@@ -47,6 +47,7 @@ from sims.errors import is_disk_full
 
 _PREFIX, _SUFFIX = "ep-", ".zarr.zip"
 _FILES = f"{_PREFIX}*{_SUFFIX}"
+LOCK_NAME = ".lock"
 _STALE_S = 3600.0  # age at which the temporary file of a killed writer is deleted
 _UNWRITABLE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR)
 
@@ -250,9 +251,7 @@ class EpisodeStore:
         """All episodes as they are read, trimmed and split, each with its labels; success as recorded."""
         labels = self._labels()
         return [
-            (self._cut(entry, part), part.labels)
-            for entry in self.entries()
-            for part in parts_of(entry.id, entry.steps, labels)
+            (self._cut(entry, part), part.labels) for entry in self.entries() for part in self._parts_of(entry, labels)
         ]
 
     def entries(self) -> list[Entry]:
@@ -350,7 +349,13 @@ class EpisodeStore:
     def _parts(self, id: str) -> list[Part]:
         """Everything that is read of the recorded episode that ``id`` is, or is a part of."""
         entry = self._recorded(id)
-        return list(parts_of(entry.id, entry.steps, self._labels()))
+        return self._parts_of(entry, self._labels())
+
+    def _parts_of(self, entry: Entry, labels: Labels) -> list[Part]:
+        try:
+            return list(parts_of(entry.id, entry.steps, labels))
+        except EpisodeError as error:
+            raise EpisodeError(f"{self.path / LABELS_NAME}: {error}") from error
 
     def _lineage(self, id: str) -> tuple[str, ...]:
         """The ids from the recorded episode's to ``id``."""
@@ -440,7 +445,7 @@ class EpisodeStore:
         """One process at a time opens or rebuilds: another must not switch to WAL or delete the file meanwhile."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):  # read-only: no lock is needed, the catalog is in memory
-                lock = stack.enter_context(open(self.path / ".lock", "wb"))
+                lock = stack.enter_context(open(self.path / LOCK_NAME, "wb"))
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

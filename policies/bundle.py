@@ -210,6 +210,12 @@ def _strict(cls: type) -> TypeAdapter:
     return TypeAdapter(list[cls], config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
 
 
+def check_robot(path: Path, info: BundleInfo, robot: RobotSpec) -> None:
+    """Raises BundleError unless the bundle ``path`` was made for ``robot``."""
+    if differences := info.robot.differences(robot):
+        raise BundleError(f"{path} was made for another robot or simulator: {differences}")
+
+
 def load_bundle(
     path: Path | str,
     *,
@@ -223,8 +229,8 @@ def load_bundle(
     path = Path(path)
 
     def read(info: BundleInfo) -> Policy:
-        if robot is not None and (differences := info.robot.differences(robot)):
-            raise BundleError(f"{path} was made for another robot or simulator: {differences}")
+        if robot is not None:
+            check_robot(path, info, robot)
         build = partial(build_bundled, info.config, info.robot)
         return read_hashed(
             path / MANIFEST, build, kind="policy", sha256=info.sha256, what="bundle", error_class=BundleError

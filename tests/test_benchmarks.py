@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import policies_learning
+from benchmarks import corrections_learning, learning_baselines, policies_learning, progress
 from benchmarks.imagination_baselines import real_episodes
 from benchmarks.interruptions import says_that_the_disk_is_full
+from benchmarks.kept import keep_options
 from benchmarks.policy_families import T_95, check_seeds, t_interval
 from benchmarks.seeds import seeds_interval
 from policies.device import CPU, Device
@@ -65,6 +69,69 @@ def test_a_run_of_other_iterations_is_not_taken_for_the_one_that_is_asked_for(tm
     assert policies_learning.run("pi0", 0, 2, tmp_path, CPU) == found
     with pytest.raises(UserError, match="is of 2 iterations, not 120"):
         policies_learning.run("pi0", 0, 120, tmp_path, CPU)
+
+
+@pytest.mark.parametrize("recipe", policies_learning.RECIPES.values())
+def test_ppo_of_few_iterations_trains_the_policy_in_the_last(recipe: policies_learning.Recipe) -> None:
+    """The critic alone is trained in the first one, where there is another."""
+    warmups = [policies_learning.algorithm(recipe, recipe.world, count).critic_warmup for count in (1, 2, 120)]
+    assert warmups == [0, 1, 1]
+
+
+def test_no_iterations_are_refused_before_anything_is_cloned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["policies_learning", "--iterations", "0"])
+    with pytest.raises(SystemExit) as error:
+        policies_learning.main()
+    assert error.value.code == 2
+
+
+def test_results_of_other_options_are_not_taken_for_those_that_are_asked_for(tmp_path: Path) -> None:
+    """Of corrections and of progress, whose folders hold what an earlier call with other options finished."""
+    settings = corrections_learning.Settings(tasks=("pick",), seeds=(0,), corrections=5)
+    keep_options(tmp_path / "corrections" / "pick-0", settings.of_results)
+    asked = replace(settings, corrections=30, recipes=("sirius",))
+    differing = "corrections 5, not 30, recipe hg_dagger, not sirius"
+    with pytest.raises(UserError, match=f"pick-0 holds results with {differing}; ask for the same"):
+        corrections_learning.compare(asked, tmp_path / "corrections")
+    keep_options(tmp_path / "progress" / "0", {"iterations": 1})
+    (tmp_path / "progress" / "0" / "result.json").write_text("{}")
+    with pytest.raises(UserError, match="holds results with iterations 1, not 40; ask for the same"):
+        progress.run(0, tmp_path / "progress", 40)
+    assert progress.run(0, tmp_path / "progress", 1) == {}
+
+
+def test_a_folder_that_does_not_say_its_options_is_refused(tmp_path: Path) -> None:
+    keep_options(tmp_path / "new", {"minutes": 1.0})
+    keep_options(tmp_path / "new", {"minutes": 1.0})
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "result.json").write_text("{}")
+    with pytest.raises(UserError, match=r"old holds results, but no options\.json"):
+        keep_options(tmp_path / "old", {"minutes": 1.0})
+
+
+def test_a_baseline_of_other_options_is_not_taken_for_the_one_that_is_asked_for(tmp_path: Path) -> None:
+    """The rounds of self-imitation are no option of more imitation."""
+    kept = {"success": 0.5, "spent": {"updates": 10}}
+    for name in learning_baselines.BASELINES:
+        folder = tmp_path / "baselines" / name
+        keep_options(folder, learning_baselines.options_of(name, asked(minutes=15.0)))
+        (folder / "result.json").write_text(json.dumps(kept))
+    (tmp_path / "config.yaml").write_text("sim: {name: tabletop, tasks: [reach], num_envs: 1}")
+    (tmp_path / "result.json").write_text(json.dumps({"bc": kept, "rl": kept | {"episodes": 4}}))
+    found = learning_baselines.one_run(tmp_path, asked(minutes=15.0))
+    assert (found["more_imitation"], found["self_imitation"]) == (kept, kept)
+    found = learning_baselines.one_run(tmp_path, asked(minutes=15.0, steps=2, only=["more_imitation"]))
+    assert found["more_imitation"] == kept
+    with pytest.raises(UserError, match="self_imitation holds results with steps 300, not 2"):
+        learning_baselines.one_run(tmp_path, asked(minutes=15.0, steps=2))
+    with pytest.raises(UserError, match=r"more_imitation holds results with minutes 15\.0, not 1\.0"):
+        learning_baselines.one_run(tmp_path, asked(minutes=1.0))
+
+
+def asked(
+    *, minutes: float, episodes: int = 800, steps: int = 300, only: Sequence[str] = ("more_imitation", "self_imitation")
+) -> argparse.Namespace:
+    return argparse.Namespace(minutes=minutes, episodes=episodes, steps=steps, only=only)
 
 
 @pytest.mark.parametrize(("every", "validations"), [(6, 3), (3, 5), (1, 13)])

@@ -4,9 +4,10 @@
 
 Each contender is a process with one thread. The two of a comparison run iterations in turn (ours, theirs, ours, ...),
 so that other load on the machine affects both alike; one untimed iteration of each comes first. A peer without a path,
-or that is not installed, is left out. Writes benchmarks/results/peers.json: seconds of wall and processor time of an
-iteration, rollout and update, and the ratio ours / theirs of each pair of neighbouring iterations (median, smallest and
-largest). How the work was made equal: docs/notes/peers.md.
+or that is not installed, is left out; what the record holds of it, and of those that --only does not name, stays.
+Writes benchmarks/results/peers.json: seconds of wall and processor time of an iteration, rollout and update, and the
+ratio ours / theirs of each pair of neighbouring iterations (median, smallest and largest). How the work was made equal:
+docs/notes/peers.md.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.pace import Measured
 from benchmarks.peers.work import DIFFUSION, FLOW, GAUSSIAN, TOY, Work
-from vla_rl.bench.record import RESULTS, Row, row, write_record
+from vla_rl.bench.record import RESULTS, Row, add_to_record, read_record, row
 
 COMPARISONS: dict[str, Work] = {
     "stable-baselines3": GAUSSIAN,
@@ -151,6 +152,15 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return chosen
 
 
+def written(found: Sequence[Row], chosen: argparse.Namespace, peers: Mapping[str, str], command: str) -> Path:
+    """The record with these rows; comparisons that are not among them stay in it, with their ``peers``' versions."""
+    measured = {one["against"] for one in found}
+    earlier = read_record("peers", chosen.out).get("peers", {})
+    kept = {name: earlier[name] for name in earlier if name in COMPARISONS and name not in measured}
+    extra: dict[str, Any] = {"scale": chosen.scale, "peers": earlier | peers | kept}
+    return add_to_record("peers", found, command=command, folder=chosen.out, **extra)
+
+
 def main() -> None:
     chosen = parse()
     checkouts = {name: getattr(chosen, name) for name in ("dppo", "reinflow", "cleanrl")}
@@ -167,8 +177,7 @@ def main() -> None:
         found += compare(name, work, checkouts.get(name), chosen.rounds)
         given = {str(path) for path in checkouts.values()}
         command = " ".join(["python -m benchmarks.peers", *("PATH" if one in given else one for one in sys.argv[1:])])
-        extra: dict[str, Any] = {"scale": chosen.scale, "peers": versions(checkouts)}
-        print(write_record("peers", found, command=command, folder=chosen.out, **extra))
+        print(written(found, chosen, versions(checkouts), command))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from episodes.maintenance import info, merge, rebuild
-from episodes.overlays import outcome_unknown
+from episodes.overlays import LABELS_NAME, outcome_unknown
 from episodes.sampler import WindowSampler
 from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore, Selection
@@ -222,3 +224,52 @@ def test_a_part_that_is_aborted_is_no_success_though_the_whole_was_labelled_one(
         assert outcome_unknown(store.labels(inner))
         browser.label(inner, "success", person="ann")
         assert [entry.id for entry in store.select(Selection(success=True))] == [inner, second]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("trim", "two to five", "trim is 'two to five', not two steps like \"2-9\""),
+        ("trim", "5-2", "trim is '5-2', not two steps like \"2-9\""),
+        ("trim", 3, "trim is 3, not"),
+        ("split", "3", "split is '3', not a step"),
+        ("split", True, "split is True, not a step"),
+        ("success_from", [1], "success_from is [1], not a step"),
+        ("note", {"a": 1}, "note is {'a': 1}, not a"),
+    ],
+)
+def test_a_damaged_label_is_one_message_with_its_line(tmp_path: Path, key: str, value: object, said: str) -> None:
+    with EpisodeStore(tmp_path, create=True) as store:
+        id = store.add(make_episode())
+        store.label(id, "note", "good", author="ada")
+        line = {"episode": id, "key": key, "value": value, "author": "ada", "time_s": time.time()}
+        with (tmp_path / LABELS_NAME).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        for read in (store.select, lambda: store.undo(id, author="ada"), lambda: store.delete(id, author="ada")):
+            with pytest.raises(EpisodeError) as refused:
+                read()
+            assert f"{tmp_path / LABELS_NAME}: line 2: {said}" in str(refused.value)
+            assert "repair the line, or leave it empty" in str(refused.value)
+
+
+@pytest.mark.parametrize("change", [{"time_s": "now"}, {"episode": 1}, {"undoes": "0"}])
+def test_a_line_of_labels_that_lacks_its_meaning_is_named(tmp_path: Path, change: dict[str, object]) -> None:
+    with EpisodeStore(tmp_path, create=True) as store:
+        id = store.add(make_episode())
+        line = {"episode": id, "key": "note", "value": 1, "author": id, "time_s": 1.0} | change
+        (tmp_path / LABELS_NAME).write_text(json.dumps(line) + "\n")
+        with pytest.raises(EpisodeError, match=rf"labels\.jsonl: line 1: {next(iter(change))} is "):
+            store.select()
+
+
+def test_a_trim_beyond_the_end_is_one_message(tmp_path: Path) -> None:
+    with EpisodeStore(tmp_path, create=True) as store:
+        id = store.add(make_episode())
+        steps = store.entry(id).steps
+        store.label(id, "trim", f"2-{steps + 1}", author="ada")
+        for read in (store.select, lambda: store.read(id)):
+            with pytest.raises(EpisodeError) as refused:
+                read()
+            assert str(refused.value).startswith(
+                f"{tmp_path / LABELS_NAME}: episode {id} has steps 0 to {steps}, but is trimmed to 2-{steps + 1}"
+            )

@@ -28,7 +28,8 @@ from episodes.formats.success import parse_success
 from episodes.formats.video_frames import VideoFrames
 from episodes.maintenance import compact, merge
 from episodes.schema import Episode, EpisodeError
-from episodes.store import EpisodeStore
+from episodes.store import EpisodeStore, is_store
+from vla_rl.cli.main import main
 
 STEPS = (5, 3)
 SIZE = (16, 24)
@@ -741,3 +742,33 @@ def test_actions_that_cannot_be_read_are_those_of_a_bad_episode(tmp_path: Path) 
     result = import_episodes(source, store, ImportMapping(state=("robot0_eef_pos",), instruction="lift"), skip_bad=True)
     assert (result["episodes"], len(result["skipped"])) == (1, 1)
     assert "demo_0 cannot be read" in result["skipped"][0]["reason"]
+
+
+@pytest.mark.parametrize("before", ["nothing", "a folder", "a store"])
+def test_an_import_that_fails_leaves_no_empty_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], before: str
+) -> None:
+    source, path = robomimic(tmp_path / "demo.hdf5"), tmp_path / "new" / "store"
+    if before == "a folder":
+        path.mkdir(parents=True)
+    elif before == "a store":
+        EpisodeStore(path, create=True).close()
+    with pytest.raises(SystemExit, match="2"):
+        main(["data", "import", str(path), "--source", str(source), "--state", "nothing", "--instruction", "lift"])
+    assert "nothing" in capsys.readouterr().err
+    assert {file.name for file in tmp_path.iterdir()} == {"demo.hdf5"} | ({"new"} if before != "nothing" else set())
+    if before == "a folder":
+        assert not list(path.iterdir())
+    elif before == "a store":
+        assert is_store(path)
+
+
+def test_what_was_imported_before_a_failure_stays(tmp_path: Path) -> None:
+    source, path = robomimic(tmp_path / "demo.hdf5"), tmp_path / "store"
+    with h5py.File(source, "r+") as file:
+        del file["data/demo_1/obs/robot0_eef_pos"]
+    words = ["--state", "robot0_eef_pos", "--instruction", "lift", "--camera", "a=agentview_image"]
+    with pytest.raises(SystemExit, match="2"):
+        main(["data", "import", str(path), "--source", str(source), *words])
+    with EpisodeStore(path) as store:
+        assert len(store.select()) == 1

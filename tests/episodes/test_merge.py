@@ -326,3 +326,14 @@ def test_an_episode_whose_parts_are_all_deleted_does_not_come_back(tmp_path: Pat
             store.delete(part, author="ada")
     merge(here, there)
     assert read_ids(here) == [kept]
+
+
+def test_a_merge_of_nothing_that_fits_leaves_no_empty_store(tmp_path: Path) -> None:
+    """The episodes of ``there`` have two sizes of images."""
+    there = tmp_path / "there"
+    stored(there, 1)
+    with EpisodeStore(there) as store:
+        store.add(make_episode(images={name: np.zeros((7, 16, 16, 3), np.uint8) for name in ("front", "wrist")}))
+    with pytest.raises(EpisodeError):
+        merge(tmp_path / "new" / "here", there)
+    assert [file.name for file in tmp_path.iterdir()] == ["there"]

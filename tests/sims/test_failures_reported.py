@@ -58,6 +58,27 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
         write_report(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"env_id": None}, "env_id is None"), ({"request": 3}, "request is 3"), ({"stage": "x"}, None)],
+)
+def test_a_line_without_what_the_report_shows_is_named(
+    tmp_path: Path, change: dict[str, object], said: str | None
+) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    record = {"stage": "x", "env_id": 0, "pid": 1, "request": "observe", "cause": "y", "stderr": ""}
+    (tmp_path / "failures.jsonl").write_text(f"{json.dumps(record)}\n{json.dumps(record | change)}\n")
+    if said is None:
+        write_report(tmp_path)
+        return
+    with pytest.raises(UserError, match=rf"failures\.jsonl: line 2 is no failure \({said}\), repair or delete it"):
+        write_report(tmp_path)
+    del record["env_id"]
+    (tmp_path / "failures.jsonl").write_text(f"{json.dumps(record)}\n")
+    with pytest.raises(UserError, match=r"failures\.jsonl: line 1 is no failure \(env_id is None\)"):
+        write_report(tmp_path)
+
+
 def test_environments_that_cannot_fail_have_no_log(tmp_path: Path) -> None:
     assert FailureLog(tmp_path, ChainEnv(num_envs=1)).write("imitation") == 0
     assert not (tmp_path / "failures.jsonl").exists()

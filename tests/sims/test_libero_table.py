@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from policies.bundle import save_bundle
+from policies.bundle import BundleError, load_bundle, read_bundle_info, save_bundle
+from policies.device import CPU
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import RobotSpec
 from sims.adapters.gymnasium import Gymnasium
@@ -23,7 +25,7 @@ from vla_rl.cli.training import Eval
 from vla_rl.config.environments import ENVIRONMENTS
 from vla_rl.config.experiment import Experiment
 from vla_rl.report.table import print_evaluation
-from vla_rl.runners.evaluate import evaluate_path, join_suites
+from vla_rl.runners.evaluate import BundleEvaluation, evaluate_path, join_suites
 
 SCORES = {"libero_spatial": 8, "libero_object": 9, "libero_goal": 7, "libero_10": 4}
 
@@ -89,9 +91,29 @@ def test_suites_are_checked_before_the_first_is_evaluated_and_reported_one_by_on
     with pytest.raises(UserError, match="PointMaze-v00"):
         evaluate(episodes=2, suites=("whole", "broken"))
     assert finished == []
+    loads: list[Path] = []
+    monkeypatch.setattr(
+        "vla_rl.runners.evaluate.load_bundle", lambda path, **given: loads.append(path) or load_bundle(path, **given)
+    )
     joined = evaluate(episodes=2, suites=("whole", "short"))
     assert [one["episodes"] for one in finished] == [2, 2]
     assert joined["episodes"] == 4
+    assert loads == [tmp_path / "bundle"]  # for both suites, checked and evaluated
+    assert {one["weights"] for one in finished} == {read_bundle_info(tmp_path / "bundle").sha256}
+
+
+def test_a_bundle_of_another_robot_is_refused_before_its_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    robot = RobotSpec(action_dim=2, state_dim=4, cameras=(), image_size=(0, 0), control_hz=5.0)
+    save_bundle(GaussianPolicy(GaussianPolicyConfig(action_horizon=2), robot), tmp_path / "bundle")
+    asked = BundleEvaluation(bundle=tmp_path / "bundle", device=CPU, episodes=1, seed=0, control="none")
+    policy = asked.policy(robot)
+    assert asked.policy(robot) is policy
+    monkeypatch.setattr("vla_rl.runners.evaluate.load_bundle", lambda path, **given: pytest.fail("it was loaded"))
+    for one in (asked, replace(asked)):
+        with pytest.raises(BundleError, match="was made for another robot or simulator: "):
+            one.policy(replace(robot, action_dim=3))
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -121,7 +121,7 @@ class Import:
         from episodes.formats.importer import import_episodes
         from episodes.formats.recording import ImportMapping
         from episodes.formats.success import parse_success
-        from episodes.store import EpisodeStore
+        from episodes.maintenance import store_to_fill
 
         pairs = [pair.partition("=") for pair in self.camera]
         if any(not key for _, _, key in pairs):
@@ -138,8 +138,8 @@ class Import:
             image_size=self.image_size,
             success=parse_success(self.success),
         )
-        store = EpisodeStore(self.path, create=True)
-        result = import_episodes(self.source, store, mapping, skip_bad=self.skip_bad)
+        with store_to_fill(self.path) as store:
+            result = import_episodes(self.source, store, mapping, skip_bad=self.skip_bad)
         present = f", {result['present']} were there already" if result["present"] else ""
         imported = f"{result['episodes']} episodes imported, {result['successes']} of them successes{present}"
         skipped = result["skipped"]

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from policies.bundle import load_bundle, read_bundle_info
+from policies.bundle import BundleInfo, check_robot, load_bundle, read_bundle_info
 from policies.device import Device, make_generator
 from policies.policy import Policy, RobotSpec
 from sims.chunk import step_chunk
@@ -293,13 +294,26 @@ class BundleEvaluation:
     seed: int
     control: Control
 
+    @cached_property
+    def info(self) -> BundleInfo:
+        return read_bundle_info(self.bundle)
+
+    @cached_property
+    def _loaded(self) -> Policy:
+        return load_bundle(self.bundle, device=self.device)
+
+    def policy(self, robot: RobotSpec) -> Policy:
+        """Loaded once for all simulators. Raises BundleError where it is of another robot than this."""
+        check_robot(self.bundle, self.info, robot)
+        return self._loaded
+
 
 @contextmanager
 def _prepared(sim: SimulatorConfig, asked: BundleEvaluation) -> Iterator[tuple[VectorEnv, Policy, list[StartState]]]:
     """What is evaluated, where and from which starts. UserError for a control that would change nothing."""
     env = make_env(sim)
     try:
-        policy = load_bundle(asked.bundle, robot=RobotSpec.of(env.spec), device=asked.device)
+        policy = asked.policy(RobotSpec.of(env.spec))
         starts = evaluation_starts(sim, num_tasks=len(env.spec.tasks), seed=asked.seed, episodes=asked.episodes)
         if reason := why_not(asked.control, env, starts):
             raise UserError(f"--control {asked.control} does not apply: {reason}")
@@ -318,7 +332,7 @@ def evaluate_in(sim: SimulatorConfig, asked: BundleEvaluation) -> dict[str, Any]
     deployed = summaries["deployed"]
     return deployed | {
         "stochastic": {key: summaries["stochastic"][key] for key in ("success", "interval")},
-        "weights": read_bundle_info(asked.bundle).sha256,
+        "weights": asked.info.sha256,
         "simulator": env.spec.name,
         "seed": asked.seed,
         "split": split_of(sim),

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sims.errors import UserError
 from vla_rl.rollouts.failures import FreshFailures
 from vla_rl.runs.metrics import read_records
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from sims.vector_env import VectorEnv
 
 FAILURES_FILE = "failures.jsonl"
+_FIELDS = {"stage": str, "env_id": int, "pid": int, "request": str, "cause": str, "stderr": str}
 
 
 class FailureLog:
@@ -37,5 +39,11 @@ class FailureLog:
 
 
 def read_failures(run_dir: Path) -> list[dict[str, Any]]:
-    """Every record: {stage, env_id, pid, request, cause, stderr}, as ``read_metrics``."""
-    return read_records(run_dir / FAILURES_FILE)
+    """Every record: {stage, env_id, pid, request, cause, stderr}, as ``read_metrics``; UserError where one has not."""
+    path = run_dir / FAILURES_FILE
+    records = read_records(path)
+    for number, record in enumerate(records, start=1):
+        for name, kind in _FIELDS.items():
+            if type(value := record.get(name)) is not kind:
+                raise UserError(f"{path}: line {number} is no failure ({name} is {value!r}), repair or delete it")
+    return records
