@@ -247,13 +247,13 @@ def _changes(folder: Path, *, of: str = "") -> Iterator[tuple[int, LabelChange |
         except (ValueError, TypeError):
             yield number, None
             continue
-        if problem := _problem(change):
+        if problem := label_problem(change):
             raise EpisodeError(f"{folder / LABELS_NAME}: line {number + 1}: {problem}; {REPAIR}")
         yield number, change
 
 
-def _problem(change: LabelChange) -> str:
-    """What is wrong with a line that somebody has changed; "" of one that was written here."""
+def label_problem(change: LabelChange) -> str:
+    """What is wrong with a change that was not made here, such as a line that somebody has edited; "" if nothing."""
     for name, types in _TYPES.items():
         if type(value := getattr(change, name)) not in types:
             return f"{name} is {value!r}"

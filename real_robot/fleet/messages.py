@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 
-from episodes.overlays import SPLIT, TRIM, LabelChange
+from episodes.overlays import LabelChange, label_problem
 
 CHUNK_LABELS = 1000  # changes, at most, in one request
 CHUNK_BYTES = 1 << 20  # of an episode's file, at most, in one request
@@ -69,16 +68,14 @@ REPORT: TypeAdapter[Report] = TypeAdapter(Report)
 ORDERS: TypeAdapter[Orders] = TypeAdapter(Orders)
 
 
-def _checked_cut(change: LabelChange) -> LabelChange:
+def _checked(change: LabelChange) -> LabelChange:
     """Others than these would keep the hub's store from being read."""
-    is_trim = isinstance(change.value, str) and re.fullmatch(r"\d+-\d+", change.value)
-    valid = {TRIM: is_trim, SPLIT: isinstance(change.value, int)}
-    if change.value is not None and not valid.get(change.key, True):
-        raise ValueError(f"{change.key} of episode {change.episode} is no cut: {change.value!r}")
+    if problem := label_problem(change):
+        raise ValueError(f"episode {change.episode}: {problem}")
     return change
 
 
-CHANGES: TypeAdapter[list[LabelChange]] = TypeAdapter(list[Annotated[LabelChange, AfterValidator(_checked_cut)]])
+CHANGES: TypeAdapter[list[LabelChange]] = TypeAdapter(list[Annotated[LabelChange, AfterValidator(_checked)]])
 
 
 def report_of(state: dict[str, Any], *, instance: str, version: str, undelivered: int, page: str | None) -> Report:
