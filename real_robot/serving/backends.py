@@ -28,11 +28,12 @@ class ChunkBackend(ABC):
     """Answers requests, one at a time. Deterministic in ``seed``; ``methods`` are the chunking methods it offers.
 
     The policy's memory is kept by the caller, one per episode: ``initial_state`` when an episode begins, then the
-    second result of each ``act``.
+    second result of each ``act``. ``bundle_sha256``: ``BundleInfo.whole_sha256`` of the bundle, "" without one.
     """
 
     methods: tuple[ChunkingMethod, ...] = ("prefix", "replace", "ensemble", "queue")
     remembers_decisions = False  # of ``Policy``
+    bundle_sha256 = ""
 
     def __init__(
         self, hello: Hello, *, noise_shape: tuple[int, int], seed: int, device: torch.device | str = "cpu"

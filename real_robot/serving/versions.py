@@ -125,6 +125,7 @@ class Versions:
     def offer(self, backend: ChunkBackend) -> None:
         """Serve ``backend`` from the next episode on; one that is kept goes on with its results.
 
+        Where the bundle's settings are others than those of the kept one, it is replaced and counted anew.
         ValueError if it is for another robot, or was rolled back.
         """
         new = backend.hello
@@ -134,7 +135,7 @@ class Versions:
             horizon = old.action_horizon if self._same_horizon else new.action_horizon
             if new != replace(old, fingerprint=new.fingerprint, max_prefix=new.max_prefix, action_horizon=horizon):
                 raise ValueError(f"version {new.fingerprint[:12]} is for another robot: {new} instead of {old}")
-            known = [version for version in self._versions if version.fingerprint == new.fingerprint]
+            known = [version for version in self._versions if _is_same(version.backend, backend)]
             others = [version for version in self._versions if version.fingerprint != new.fingerprint]
             failed = [version.fingerprint for version in others if version.fingerprint in self.rolled_back]
             standing = [version for version in others if version.fingerprint not in self.rolled_back]
@@ -256,15 +257,15 @@ def follow(
         itself = not restore and read_bundle_info(bundle).sha256 == sha256
         return load(bundle if itself else published.folder(sha256))
 
-    there = read_bundle_info(bundle).sha256
-    if failed := there in published.rolled_back:
-        print(f"{bundle} is version {there[:12]}, which was rolled back: serving {newest[:12]}", file=sys.stderr)
+    there = read_bundle_info(bundle)
+    if failed := there.sha256 in published.rolled_back:
+        print(f"{bundle} is version {there.sha256[:12]}, which was rolled back: serving {newest[:12]}", file=sys.stderr)
     versions = _open_versions(published, load_version, same_horizon=same_horizon)
 
     def load_newest(bundle: Path) -> ChunkBackend:
         return load_version(published.newest(in_use=versions.kept))
 
-    return versions, BundleWatcher(versions, bundle, load_newest, tried=there if failed else "")
+    return versions, BundleWatcher(versions, bundle, load_newest, tried=there.whole_sha256 if failed else "")
 
 
 def _open_versions(
@@ -287,15 +288,21 @@ def _open_versions(
     return start(serving)
 
 
+def _is_same(one: ChunkBackend, other: ChunkBackend) -> bool:
+    """Whether weights and settings are the same."""
+    return (one.hello.fingerprint, one.bundle_sha256) == (other.hello.fingerprint, other.bundle_sha256)
+
+
 def _rate(results: Sequence[bool]) -> float:
     return sum(results) / len(results)
 
 
 class BundleWatcher:
-    """A thread that offers each bundle that is put at ``path``, also an older one.
+    """A thread that offers each bundle that is put at ``path``, also an older one, and one whose settings change.
 
     One that was rolled back, cannot be loaded or does not fit is only reported, and tried again when a file beside it
-    changes, as by an export, and with growing pauses. ``tried``: the fingerprint of one that was dealt with already.
+    changes, as by an export, and with growing pauses. ``tried``: ``BundleInfo.whole_sha256`` of one that was dealt with
+    already.
     """
 
     def __init__(
@@ -316,17 +323,18 @@ class BundleWatcher:
         while not self._closing.wait(POLL_S):
             there = None
             try:
-                fingerprint, there = read_bundle_info(self._path).sha256, _files(self._path)
-                if fingerprint in (tried, self._versions.current.hello.fingerprint):
-                    tried = fingerprint
+                info, there, serving = read_bundle_info(self._path), _files(self._path), self._versions.current
+                if info.whole_sha256 in (tried, serving.bundle_sha256):
+                    tried = info.whole_sha256
                     continue
                 if there == failed and time.monotonic() < again_s:
                     continue
                 pause_s = min(2 * pause_s, RETRY_S) if there == failed else POLL_S
-                self._versions.check(fingerprint)
+                self._versions.check(info.sha256)
                 self._versions.offer(self._load(self._path))
-                tried = fingerprint
-                message = f"serving version {fingerprint[:12]} from the next episode on"
+                tried, last_message = info.whole_sha256, ""
+                changed = " with other settings" if info.sha256 == serving.hello.fingerprint else ""
+                message = f"serving version {info.sha256[:12]}{changed} from the next episode on"
             except Exception as error:  # whatever is wrong with a bundle, the version that serves goes on
                 failed, again_s = there, time.monotonic() + pause_s
                 message = f"the new bundle is not served: {error}"

@@ -20,6 +20,7 @@ import pytest
 from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import ClientConnection, connect
 
+from episodes.files import write_atomically
 from episodes.overlays import EpisodeOutcome
 from policies.bundle import read_bundle_info, save_bundle
 from real_robot.serving.backends import ChunkBackend
@@ -427,14 +428,45 @@ def test_a_server_that_is_started_again_does_not_serve_what_was_rolled_back(
     assert f"no roll-back to version {first[:12]}" in capsys.readouterr().err
 
 
+def change_settings(bundle: Path, denoising_steps: int) -> None:
+    """The weights stay."""
+    manifest = json.loads((bundle / "bundle.json").read_text())
+    manifest["config"]["act"]["steps"] = denoising_steps
+    write_atomically(bundle / "bundle.json", json.dumps(manifest).encode())
+
+
+@pytest.mark.parametrize("restore", [False, True])
+def test_settings_that_are_changed_in_the_bundle_serve_from_the_next_episode_on(
+    bundle: Path, restore: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loads: list[int] = []
+
+    def load(path: Path) -> ChunkBackend:
+        loads.append(1)
+        return load_backend(path)
+
+    versions, watcher = follow(bundle, load, restore=restore)
+    with closing(watcher):
+        first, backend = version(versions), versions.current
+        versions.report(ended(first, "success"))
+        for steps in (1, 2):
+            time.sleep(2 * POLL_S)
+            assert (versions.current, len(loads)) == (backend, steps)  # what is there already is not loaded again
+            change_settings(bundle, steps)
+            wait_for(lambda before=backend: versions.current is not before, 10.0)
+            backend = versions.current
+        assert versions.kept == [first]
+        assert versions.summary()[0]["episodes"] == 0  # what other settings achieved says nothing about these
+    said = f"serving version {first[:12]} with other settings from the next episode on"
+    assert capsys.readouterr().err.splitlines() == [said] * 2
+
+
 @pytest.mark.parametrize("restore", [False, True])
 def test_settings_that_are_changed_in_the_bundle_are_those_of_the_next_start(bundle: Path, restore: bool) -> None:
     """The weights' hash, by which versions are kept, is the same."""
     first, watcher = follow(bundle, load_backend, restore=restore)
     watcher.close()
-    manifest = json.loads((bundle / "bundle.json").read_text())
-    manifest["config"]["act"]["steps"] = 1
-    (bundle / "bundle.json").write_text(json.dumps(manifest))
+    change_settings(bundle, 1)
     again, watcher = follow(bundle, load_backend, restore=restore)
     watcher.close()
     assert version(again) == version(first)
