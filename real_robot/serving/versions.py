@@ -82,7 +82,8 @@ class Versions:
     now. Thread-safe.
 
     ``rolled_back``: before this start. ``record``: called with the fingerprints of one that is rolled back
-    now and of the one that serves instead. ``same_horizon``: clients rely on the length of the chunks.
+    now and of the one that serves instead; where it raises UserError again, by ``write_roll_backs``. ``same_horizon``:
+    clients rely on the length of the chunks.
     """
 
     def __init__(
@@ -96,10 +97,10 @@ class Versions:
     ) -> None:
         self.rule = rule or RollbackRule()
         self.rolled_back = dict.fromkeys(rolled_back, "in an earlier run")  # and why
-        self._record = record
+        self._record, self._unwritten, self._unwritten_why = record, deque[tuple[str, str]](), ""
         self._same_horizon = same_horizon
         self._versions = [self._version(first)]
-        self._lock = threading.Lock()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
 
     @property
     def current(self) -> ChunkBackend:
@@ -140,8 +141,8 @@ class Versions:
             failed = [version.fingerprint for version in others if version.fingerprint in self.rolled_back]
             standing = [version for version in others if version.fingerprint not in self.rolled_back]
             self._versions = self._to_keep([*standing, *(known or [self._version(backend)])])
-        for one in failed:  # it served for want of another
-            self._record(one, new.fingerprint)
+        self._unwritten += [(one, new.fingerprint) for one in failed]  # they served for want of another
+        self.write_roll_backs()
 
     def report(self, end: EpisodeEnd, *, episode: str = "") -> str:
         """Count an episode of the version that it names; returns what was rolled back and why, or "".
@@ -192,8 +193,27 @@ class Versions:
             now = self._versions[-1].fingerprint
         if now == fingerprint:
             return f"version {now[:12]} failed and serves until there is another one: {reason}"
-        self._record(fingerprint, now)
+        self._unwritten.append((fingerprint, now))
+        self.write_roll_backs()
         return f"rolled back {fingerprint[:12]} to {now[:12]}: {reason}" if fingerprint in kept else ""
+
+    def write_roll_backs(self) -> None:
+        """Record those that are not recorded yet. Why one cannot be is said once; it is kept for the next call."""
+        with self._writing:
+            while self._unwritten:
+                failed, before = self._unwritten[0]
+                what = f"that {failed[:12]} was rolled back"
+                try:
+                    self._record(failed, before)
+                except (UserError, ValueError) as error:
+                    if str(error) != self._unwritten_why:
+                        print(f"a restart forgets {what}, until it can be written: {error}", file=sys.stderr)
+                    self._unwritten_why = str(error)
+                    return
+                self._unwritten.popleft()
+                if self._unwritten_why:
+                    print(f"it is written now {what}", file=sys.stderr)
+            self._unwritten_why = ""
 
     def summary(self) -> list[dict[str, str | float | int | None]]:
         """The versions that are kept, the last offered at the end, with the results of their last episodes."""
@@ -248,7 +268,7 @@ def follow(
     except OSError as error:
         if restore:
             raise
-        print(f"a restart forgets roll-backs: {error.filename}: {reason(error)}", file=sys.stderr)
+        print(f"a restart forgets roll-backs: {error.filename or bundle}: {reason(error)}", file=sys.stderr)
         versions = Versions(load(bundle), same_horizon=same_horizon)
         return versions, BundleWatcher(versions, bundle, load)
 
@@ -301,8 +321,8 @@ class BundleWatcher:
     """A thread that offers each bundle that is put at ``path``, also an older one, and one whose settings change.
 
     One that was rolled back, cannot be loaded or does not fit is only reported, and tried again when a file beside it
-    changes, as by an export, and with growing pauses. ``tried``: ``BundleInfo.whole_sha256`` of one that was dealt with
-    already.
+    changes, as by an export, and with growing pauses. A roll-back that could not be written is tried again as well.
+    ``tried``: ``BundleInfo.whole_sha256`` of one that was dealt with already.
     """
 
     def __init__(
@@ -321,6 +341,7 @@ class BundleWatcher:
         tried, last_message = self._tried, ""
         failed, pause_s, again_s = None, POLL_S, 0.0  # what was there when it failed; when it is tried again
         while not self._closing.wait(POLL_S):
+            self._versions.write_roll_backs()
             there = None
             try:
                 info, there, serving = read_bundle_info(self._path), _files(self._path), self._versions.current

@@ -484,6 +484,33 @@ def test_a_server_that_can_write_nothing_beside_the_bundle_says_so_and_serves(
     assert "a restart forgets roll-backs" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("restore", [False, True])
+def test_a_roll_back_that_cannot_be_written_is_said_once_and_written_when_it_can_be(
+    bundle: Path, restore: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    versions, watcher = follow(bundle, load_backend, restore=restore)
+    with closing(watcher):
+        first, second = version(versions), write(bundle, 2)
+        wait_for(lambda: version(versions) == second)
+        lock = bundle.parent / "published" / "versions.lock"
+        lock.unlink()
+        lock.mkdir()  # nothing can be opened there
+        capsys.readouterr()
+        assert versions.report_fault(second, "by hand").endswith(f"to {first[:12]}: by hand")
+        assert version(versions) == first
+        time.sleep(3 * POLL_S)
+        (said,) = capsys.readouterr().err.splitlines()
+        what = f"that {second[:12]} was rolled back"
+        assert said.startswith(f"a restart forgets {what}, until it can be written: {lock}: ")
+        lock.rmdir()
+        wait_for(lambda: second in PublishedVersions(bundle, restore=restore).rolled_back, 10.0)
+        wait_for(lambda: (read_bundle_info(bundle).sha256 == first) == restore, 10.0)
+    assert capsys.readouterr().err == f"it is written now {what}\n"
+    again, watcher = follow(bundle, load_backend, restore=restore)
+    watcher.close()
+    assert version(again) == first
+
+
 def test_an_outcome_labelled_after_the_end_counts_instead_of_the_first(bundle: Path) -> None:
     versions = Versions(load_backend(bundle), rule=RollbackRule(episodes=2))
     first = version(versions)
