@@ -165,6 +165,18 @@ def test_two_joints_of_a_driver_have_two_keys(tmp_path: Path, key: str | None, m
         load_robot(path)
 
 
+def test_a_lead_that_no_controller_of_the_robot_has_is_refused(tmp_path: Path) -> None:
+    document = yaml.safe_load(CONFIG.file.read_text())
+    document["ros"]["command_type"] = "joint_jog"
+    path = tmp_path / "robot.yaml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    with pytest.raises(ValueError, match=r"limits\.command_lead: no controller .* remove it, or .* joint_trajectory"):
+        load_robot(path)
+    del document["limits"]["command_lead"]
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    assert load_robot(path).lead_s == 0.0
+
+
 @pytest.mark.parametrize(("lead", "message"), [("50 ms", "set it to 70 ms at least"), ("70 ms", "")])
 def test_goals_need_a_longer_lead_as_only_every_third_tick_sends_one(tmp_path: Path, lead: str, message: str) -> None:
     document = yaml.safe_load(CONFIG.file.read_text())
