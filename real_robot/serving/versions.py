@@ -134,7 +134,8 @@ class Versions:
             old = self._versions[-1].backend.hello
             self.check(new.fingerprint)
             horizon = old.action_horizon if self._same_horizon else new.action_horizon
-            if new != replace(old, fingerprint=new.fingerprint, max_prefix=new.max_prefix, action_horizon=horizon):
+            may_differ = {name: getattr(new, name) for name in ("fingerprint", "max_prefix", "remembers_decisions")}
+            if new != replace(old, action_horizon=horizon, **may_differ):
                 raise ValueError(f"version {new.fingerprint[:12]} is for another robot: {new} instead of {old}")
             known = [version for version in self._versions if _is_same(version.backend, backend)]
             others = [version for version in self._versions if version.fingerprint != new.fingerprint]

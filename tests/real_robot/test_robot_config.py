@@ -11,7 +11,10 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from policies.bundle import save_bundle
+from policies.gaussian import GaussianPolicyConfig
 from policies.policy import RobotSpec
+from policies.registry import build_policy
+from policies.residual.policy import ResidualConfig, residual_on
 from real_robot.registry import ENVIRONMENTS
 from real_robot.robot_env import RobotConfig
 from real_robot.robot_file import RobotError, load_robot
@@ -53,6 +56,25 @@ def test_what_does_not_fit_is_refused_before_a_process_starts(
     save_bundle(small_policy(robot=replace(FITTING, **changes)), tmp_path / "bundle")
     with pytest.raises(RobotError, match=message):
         deployed(tmp_path / "bundle", CONFIG.file)
+
+
+def test_steps_that_a_policy_with_a_memory_cannot_execute_are_refused_before_a_process_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("real_robot.ros.commands.require_ros", lambda: None)
+    base = build_policy(GaussianPolicyConfig(action_horizon=16, hidden=(8,)), replace(FITTING, action_delay=0))
+    residual = residual_on(base, ResidualConfig(action_horizon=8, trunk_width=None, hidden=(8,)))
+    save_bundle(residual, tmp_path / "bundle")
+    document = yaml.safe_load(CONFIG.file.read_text())
+    document["control"]["chunking"] = {"method": "replace", "execute_steps": 4, "max_delay": 0}
+    path = tmp_path / "robot.yaml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    with pytest.raises(RobotError, match=r"remembers its decisions, which were 8 .* execute_steps is 4: set control"):
+        deployed(tmp_path / "bundle", path)
+    document["control"]["chunking"]["execute_steps"] = 8
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    with pytest.raises(RobotError, match="deploy needs --instruction"):
+        deployed(tmp_path / "bundle", path)
 
 
 def test_an_arm_without_ros_is_refused_with_the_program_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
