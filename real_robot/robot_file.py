@@ -251,13 +251,13 @@ def load_robot(path: Path) -> Robot:
         if driver == "lerobot":
             unused, arm = RosSection(joint_states="", command="", cameras={}), _lerobot(document["lerobot"], limits)
             robot = Robot(limits=limits, control=control, ros=unused, lerobot=arm, leader=leader)
-            _check_lead(robot)
+            _check_lead(robot, given="command_lead" in document["limits"])
             return robot
         ros = _ros(document["ros"])
         calibration = load_calibration(path.parent / ros.calibration) if ros.calibration else {}
         robot = Robot(limits=limits, control=control, ros=ros, leader=leader, calibration=calibration)
         _check_output(robot)
-        _check_lead(robot)
+        _check_lead(robot, given="command_lead" in document["limits"])
         return dataclasses.replace(robot, limits=_with_bases(robot, document["limits"]["joints"]))
     except ValueError as error:
         raise ValueError(f"{path}: {str(error).lstrip('.')}") from error
@@ -347,8 +347,13 @@ def _check_output(robot: Robot) -> None:
         raise ValueError(f".ros.gripper: a twist does not move {others}; name the topic that takes their positions")
 
 
-def _check_lead(robot: Robot) -> None:
-    """Where points are sent ahead: far enough."""
+def _check_lead(robot: Robot, *, given: bool) -> None:
+    """Where points are sent ahead: far enough. ``given``: in the file, which has an effect only there."""
+    if given and not robot.lead_s:
+        raise ValueError(
+            f".limits.command_lead: no controller of this robot takes points with their times, so it has no effect; "
+            f"remove it, or use a ros.command_type that does: {' or '.join(_TIMED)}"
+        )
     goals = any(controller.command_type == "follow_joint_trajectory" for controller in robot.controllers)
     dt, more = 1.0 / robot.limits.command_hz, TICKS_PER_GOAL - 1 if goals else 0
     least_s = max(MIN_LEAD_TICKS * dt, MIN_LEAD_S) + more * dt

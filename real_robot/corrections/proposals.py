@@ -93,7 +93,7 @@ class Proposals:
 def check_execute_steps(backend: ChunkBackend, execute_steps: int | None) -> None:
     """UserError where it does not fit a policy that remembers its decisions."""
     horizon = backend.hello.action_horizon
-    if backend.remembers_decisions and execute_steps not in (None, horizon):
+    if backend.hello.remembers_decisions and execute_steps not in (None, horizon):
         raise UserError(
             f"control.execute_steps is {execute_steps}, but the policy remembers its decisions, which were "
             f"{horizon} control steps apart in its training: leave it out"

@@ -12,11 +12,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from policies.bundle import read_bundle_info
-from policies.policy import PolicySpec
+from policies.policy import Policy, PolicySpec
 from policies.residual.registry import build_bundled
 from real_robot.control.loop import ticks_per_step
 from real_robot.robot_file import RobotError, read_robot
@@ -94,7 +95,8 @@ def _check(bundle: Path, robot: Path) -> None:
             f"{robot} has a section 'lerobot' in place of 'ros': run vla-rl serve {bundle}, then "
             f"python -m real_robot.lerobot {robot} --instruction TEXT"
         )
-    policy = describe(policy_spec(bundle), fingerprint="")
+    built = _without_weights(bundle)
+    policy = describe(built.spec, fingerprint="", remembers_decisions=built.remembers_decisions)
     try:
         described.check_cameras(policy.cameras)
         chunking = described.chunking_for(
@@ -111,9 +113,13 @@ def _check(bundle: Path, robot: Path) -> None:
 
 def policy_spec(bundle: Path) -> PolicySpec:
     """Of the bundle's policy, whose weights are neither read nor allocated. Raises BundleError."""
+    return _without_weights(bundle).spec
+
+
+def _without_weights(bundle: Path) -> Policy[Any, Any]:
     info = read_bundle_info(bundle)
     with torch.device("meta"):
-        return build_bundled(info.config, info.robot).spec
+        return build_bundled(info.config, info.robot)
 
 
 @contextlib.contextmanager

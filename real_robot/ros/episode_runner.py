@@ -76,6 +76,7 @@ class EpisodeRunner:
         self._output: CommandOutput | None = None  # while active: whoever has one may move the arm
         self._policy: RemotePolicy | None = None
         self._control: ControlThread | None = None
+        self._refused: tuple[Hello, str] | None = None  # the policy that did not fit at the last begin, and why
         self._outcome: EpisodeOutcome | None = None  # of the episode that is ending
         self.in_episode, self.speed = False, 1.0
 
@@ -134,7 +135,12 @@ class EpisodeRunner:
             raise ValueError("an episode is under way; call ~/end_episode first")
         if hello is None:
             raise ValueError(f"no policy server: {self._client.problem}")
-        control, policy = self._prepare(hello)
+        try:
+            control, policy = self._prepare(hello)
+        except ValueError as error:
+            self._refused = hello, str(error)
+            raise
+        self._refused = None
         for reason in (self._stops.problem(), self._output.problem() if self._output else ""):
             if reason:
                 raise ValueError(reason)
@@ -274,6 +280,8 @@ class EpisodeRunner:
     def problems(self) -> list[str]:
         """Of every part; "" where there is none."""
         problems = [self._client.problem, self._joints.problem]
+        if self._refused is not None and self._refused[0] == self._client.hello:
+            problems.append(f"policy {self._refused[0].fingerprint[:12]}: {self._refused[1]}")
         if self._recorder is not None:
             problems.append(self._recorder.problem)
         if self._control is not None and self._policy is not None:

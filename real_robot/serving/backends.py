@@ -28,11 +28,11 @@ class ChunkBackend(ABC):
     """Answers requests, one at a time. Deterministic in ``seed``; ``methods`` are the chunking methods it offers.
 
     The policy's memory is kept by the caller, one per episode: ``initial_state`` when an episode begins, then the
-    second result of each ``act``.
+    second result of each ``act``. ``bundle_sha256``: ``BundleInfo.whole_sha256`` of the bundle, "" without one.
     """
 
     methods: tuple[ChunkingMethod, ...] = ("prefix", "replace", "ensemble", "queue")
-    remembers_decisions = False  # of ``Policy``
+    bundle_sha256 = ""
 
     def __init__(
         self, hello: Hello, *, noise_shape: tuple[int, int], seed: int, device: torch.device | str = "cpu"
@@ -112,13 +112,7 @@ class ChunkBackend(ABC):
             )
         if request.method not in self.methods:
             raise ValueError(f"this policy does not offer {request.method!r}; use one of {', '.join(self.methods)}")
-        horizon = hello.action_horizon
-        if self.remembers_decisions and request.method != "queue" and request.execute_steps != horizon:
-            raise ValueError(
-                f"this policy remembers its decisions, which were {horizon} control steps apart in its training, and "
-                f"execute_steps is {request.execute_steps}: set control.chunking.method: queue, with max_delay as low "
-                f"as inference allows, or execute_steps {horizon}"
-            )
+        hello.check_execute_steps(request.method, request.execute_steps)
         if request.method == "prefix" and request.delay > hello.max_prefix:
             raise ValueError(
                 f"a prefix of {request.delay} actions was sent, this policy was trained with at most "
@@ -142,10 +136,9 @@ class PolicyBackend(ChunkBackend):
     unexpected policy."""
 
     def __init__(self, policy: Policy, *, fingerprint: str, seed: int = 0) -> None:
-        hello = describe(policy.spec, fingerprint=fingerprint)
+        hello = describe(policy.spec, fingerprint=fingerprint, remembers_decisions=policy.remembers_decisions)
         super().__init__(hello, noise_shape=policy.spec.noise_shape, seed=seed, device=policy.device)
         self._policy = policy.eval()
-        self.remembers_decisions = policy.remembers_decisions
         self._guided = policy if isinstance(policy, GuidedPolicy) and policy.can_guide else None
         if self._guided is not None:
             self.methods = (*self.methods, "guided", "jacobian_free")
@@ -198,7 +191,7 @@ class PolicyBackend(ChunkBackend):
         )
 
 
-def describe(spec: PolicySpec, *, fingerprint: str) -> Hello:
+def describe(spec: PolicySpec, *, fingerprint: str, remembers_decisions: bool = False) -> Hello:
     """The hello of a policy with this spec."""
     return Hello(
         protocol=PROTOCOL,
@@ -211,4 +204,5 @@ def describe(spec: PolicySpec, *, fingerprint: str) -> Hello:
         control_hz=spec.robot.control_hz,
         max_prefix=spec.max_prefix,
         action_delay=spec.robot.action_delay,
+        remembers_decisions=remembers_decisions,
     )

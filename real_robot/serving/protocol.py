@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from episodes.overlays import EpisodeOutcome
 from real_robot.control.chunk_scheduler import ChunkingMethod
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAX_FRAME_BYTES = 32 * 2**20
 _DTYPES = ("<f4", "<f8", "|u1")
 
@@ -42,6 +42,7 @@ class Hello:
 
     ``max_prefix``: longest prefix of committed actions that it accepts. ``action_delay``: control steps from an
     observation to the execution of the first action, as in its training; 0: as early as may be.
+    ``remembers_decisions``: as of ``Policy``.
     """
 
     protocol: int
@@ -54,6 +55,16 @@ class Hello:
     control_hz: float
     max_prefix: int
     action_delay: int = 0
+    remembers_decisions: bool = False
+
+    def check_execute_steps(self, method: str, execute_steps: int) -> None:
+        """ValueError if this policy would be asked at other intervals than in its training, and remembers them."""
+        if self.remembers_decisions and method != "queue" and execute_steps != self.action_horizon:
+            raise ValueError(
+                f"this policy remembers its decisions, which were {self.action_horizon} control steps apart in its "
+                f"training, and execute_steps is {execute_steps}: set control.chunking.method: queue, with max_delay "
+                f"as low as inference allows, or execute_steps {self.action_horizon}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,9 +180,11 @@ def message_of(fields: dict[str, Any]) -> Message:
 
 
 def _check(where: str, value: Any, annotation: str) -> None:
-    scalars: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,)}
+    scalars: dict[str, tuple[type, ...]] = {
+        "int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)
+    }  # fmt: skip
     if annotation in scalars:
-        good = isinstance(value, scalars[annotation]) and not isinstance(value, bool)
+        good = isinstance(value, scalars[annotation]) and isinstance(value, bool) == (annotation == "bool")
     elif annotation.startswith("NDArray"):
         good = isinstance(value, np.ndarray) and value.dtype.type.__name__ in annotation
     elif annotation.startswith("dict"):

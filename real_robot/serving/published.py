@@ -19,6 +19,7 @@ from pathlib import Path
 
 from episodes.files import write_atomically
 from policies.bundle import MANIFEST, BundleError, copy_bundle, read_bundle_info
+from sims.errors import reason
 
 KEPT = 5  # bundles that were not rolled back; also the others are known by their hash
 
@@ -123,14 +124,20 @@ class PublishedVersions:
             return failed, before
 
     def drop(self, failed: str, before: str) -> None:
-        """A robot rolled ``failed`` back to ``before``, which is published again unless there is a newer one."""
-        with self._changing():
-            replaced = read_bundle_info(self._live).sha256 == failed
-            if replaced:
-                self._move_to_end(before)
-            self._drop(failed)
-            if replaced:
-                self._publish(before)
+        """A robot rolled ``failed`` back to ``before``, which is published again unless there is a newer one.
+
+        BundleError names the file that cannot be written; all of it may be tried again.
+        """
+        try:
+            with self._changing():
+                replaced = read_bundle_info(self._live).sha256 == failed
+                if replaced:
+                    self._move_to_end(before)
+                self._drop(failed)
+                if replaced:
+                    self._publish(before)
+        except OSError as error:  # a full disk names no file
+            raise BundleError(f"{error.filename or self._kept}: {reason(error)}") from error
 
     def _standing(self) -> list[str]:
         return [one for one in self.order if one not in self.rolled_back]

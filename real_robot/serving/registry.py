@@ -33,4 +33,7 @@ RUNTIMES: Mapping[Runtime, Callable[[Path, Device], ChunkBackend]] = {
 
 def load_backend(bundle: Path, runtime: Runtime = "eager", device: Device = CPU) -> ChunkBackend:
     """The backend that answers with ``bundle``'s actions. UserError or BundleError if it cannot."""
-    return RUNTIMES[runtime](bundle, device)
+    whole = read_bundle_info(bundle).whole_sha256  # before: one that changes meanwhile is seen as another one
+    backend = RUNTIMES[runtime](bundle, device)
+    backend.bundle_sha256 = whole
+    return backend

@@ -82,7 +82,8 @@ class Versions:
     now. Thread-safe.
 
     ``rolled_back``: before this start. ``record``: called with the fingerprints of one that is rolled back
-    now and of the one that serves instead. ``same_horizon``: clients rely on the length of the chunks.
+    now and of the one that serves instead; where it raises UserError again, by ``write_roll_backs``. ``same_horizon``:
+    clients rely on the length of the chunks.
     """
 
     def __init__(
@@ -96,10 +97,10 @@ class Versions:
     ) -> None:
         self.rule = rule or RollbackRule()
         self.rolled_back = dict.fromkeys(rolled_back, "in an earlier run")  # and why
-        self._record = record
+        self._record, self._unwritten, self._unwritten_why = record, deque[tuple[str, str]](), ""
         self._same_horizon = same_horizon
         self._versions = [self._version(first)]
-        self._lock = threading.Lock()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
 
     @property
     def current(self) -> ChunkBackend:
@@ -125,6 +126,7 @@ class Versions:
     def offer(self, backend: ChunkBackend) -> None:
         """Serve ``backend`` from the next episode on; one that is kept goes on with its results.
 
+        Where the bundle's settings are others than those of the kept one, it is replaced and counted anew.
         ValueError if it is for another robot, or was rolled back.
         """
         new = backend.hello
@@ -132,15 +134,16 @@ class Versions:
             old = self._versions[-1].backend.hello
             self.check(new.fingerprint)
             horizon = old.action_horizon if self._same_horizon else new.action_horizon
-            if new != replace(old, fingerprint=new.fingerprint, max_prefix=new.max_prefix, action_horizon=horizon):
+            may_differ = {name: getattr(new, name) for name in ("fingerprint", "max_prefix", "remembers_decisions")}
+            if new != replace(old, action_horizon=horizon, **may_differ):
                 raise ValueError(f"version {new.fingerprint[:12]} is for another robot: {new} instead of {old}")
-            known = [version for version in self._versions if version.fingerprint == new.fingerprint]
+            known = [version for version in self._versions if _is_same(version.backend, backend)]
             others = [version for version in self._versions if version.fingerprint != new.fingerprint]
             failed = [version.fingerprint for version in others if version.fingerprint in self.rolled_back]
             standing = [version for version in others if version.fingerprint not in self.rolled_back]
             self._versions = self._to_keep([*standing, *(known or [self._version(backend)])])
-        for one in failed:  # it served for want of another
-            self._record(one, new.fingerprint)
+        self._unwritten += [(one, new.fingerprint) for one in failed]  # they served for want of another
+        self.write_roll_backs()
 
     def report(self, end: EpisodeEnd, *, episode: str = "") -> str:
         """Count an episode of the version that it names; returns what was rolled back and why, or "".
@@ -191,8 +194,27 @@ class Versions:
             now = self._versions[-1].fingerprint
         if now == fingerprint:
             return f"version {now[:12]} failed and serves until there is another one: {reason}"
-        self._record(fingerprint, now)
+        self._unwritten.append((fingerprint, now))
+        self.write_roll_backs()
         return f"rolled back {fingerprint[:12]} to {now[:12]}: {reason}" if fingerprint in kept else ""
+
+    def write_roll_backs(self) -> None:
+        """Record those that are not recorded yet. Why one cannot be is said once; it is kept for the next call."""
+        with self._writing:
+            while self._unwritten:
+                failed, before = self._unwritten[0]
+                what = f"that {failed[:12]} was rolled back"
+                try:
+                    self._record(failed, before)
+                except (UserError, ValueError) as error:
+                    if str(error) != self._unwritten_why:
+                        print(f"a restart forgets {what}, until it can be written: {error}", file=sys.stderr)
+                    self._unwritten_why = str(error)
+                    return
+                self._unwritten.popleft()
+                if self._unwritten_why:
+                    print(f"it is written now {what}", file=sys.stderr)
+            self._unwritten_why = ""
 
     def summary(self) -> list[dict[str, str | float | int | None]]:
         """The versions that are kept, the last offered at the end, with the results of their last episodes."""
@@ -247,7 +269,7 @@ def follow(
     except OSError as error:
         if restore:
             raise
-        print(f"a restart forgets roll-backs: {error.filename}: {reason(error)}", file=sys.stderr)
+        print(f"a restart forgets roll-backs: {error.filename or bundle}: {reason(error)}", file=sys.stderr)
         versions = Versions(load(bundle), same_horizon=same_horizon)
         return versions, BundleWatcher(versions, bundle, load)
 
@@ -256,15 +278,15 @@ def follow(
         itself = not restore and read_bundle_info(bundle).sha256 == sha256
         return load(bundle if itself else published.folder(sha256))
 
-    there = read_bundle_info(bundle).sha256
-    if failed := there in published.rolled_back:
-        print(f"{bundle} is version {there[:12]}, which was rolled back: serving {newest[:12]}", file=sys.stderr)
+    there = read_bundle_info(bundle)
+    if failed := there.sha256 in published.rolled_back:
+        print(f"{bundle} is version {there.sha256[:12]}, which was rolled back: serving {newest[:12]}", file=sys.stderr)
     versions = _open_versions(published, load_version, same_horizon=same_horizon)
 
     def load_newest(bundle: Path) -> ChunkBackend:
         return load_version(published.newest(in_use=versions.kept))
 
-    return versions, BundleWatcher(versions, bundle, load_newest, tried=there if failed else "")
+    return versions, BundleWatcher(versions, bundle, load_newest, tried=there.whole_sha256 if failed else "")
 
 
 def _open_versions(
@@ -287,15 +309,21 @@ def _open_versions(
     return start(serving)
 
 
+def _is_same(one: ChunkBackend, other: ChunkBackend) -> bool:
+    """Whether weights and settings are the same."""
+    return (one.hello.fingerprint, one.bundle_sha256) == (other.hello.fingerprint, other.bundle_sha256)
+
+
 def _rate(results: Sequence[bool]) -> float:
     return sum(results) / len(results)
 
 
 class BundleWatcher:
-    """A thread that offers each bundle that is put at ``path``, also an older one.
+    """A thread that offers each bundle that is put at ``path``, also an older one, and one whose settings change.
 
     One that was rolled back, cannot be loaded or does not fit is only reported, and tried again when a file beside it
-    changes, as by an export, and with growing pauses. ``tried``: the fingerprint of one that was dealt with already.
+    changes, as by an export, and with growing pauses. A roll-back that could not be written is tried again as well.
+    ``tried``: ``BundleInfo.whole_sha256`` of one that was dealt with already.
     """
 
     def __init__(
@@ -314,19 +342,21 @@ class BundleWatcher:
         tried, last_message = self._tried, ""
         failed, pause_s, again_s = None, POLL_S, 0.0  # what was there when it failed; when it is tried again
         while not self._closing.wait(POLL_S):
+            self._versions.write_roll_backs()
             there = None
             try:
-                fingerprint, there = read_bundle_info(self._path).sha256, _files(self._path)
-                if fingerprint in (tried, self._versions.current.hello.fingerprint):
-                    tried = fingerprint
+                info, there, serving = read_bundle_info(self._path), _files(self._path), self._versions.current
+                if info.whole_sha256 in (tried, serving.bundle_sha256):
+                    tried = info.whole_sha256
                     continue
                 if there == failed and time.monotonic() < again_s:
                     continue
                 pause_s = min(2 * pause_s, RETRY_S) if there == failed else POLL_S
-                self._versions.check(fingerprint)
+                self._versions.check(info.sha256)
                 self._versions.offer(self._load(self._path))
-                tried = fingerprint
-                message = f"serving version {fingerprint[:12]} from the next episode on"
+                tried, last_message = info.whole_sha256, ""
+                changed = " with other settings" if info.sha256 == serving.hello.fingerprint else ""
+                message = f"serving version {info.sha256[:12]}{changed} from the next episode on"
             except Exception as error:  # whatever is wrong with a bundle, the version that serves goes on
                 failed, again_s = there, time.monotonic() + pause_s
                 message = f"the new bundle is not served: {error}"

@@ -448,6 +448,10 @@ def test_a_plan_that_is_too_old_is_not_followed() -> None:
         ({"action_dim": 7}, "the policy has action_dim 7, this robot's embodiment has 2"),
         ({"state_dim": 3}, "the policy has state_dim 3"),
         ({"action_horizon": 6}, "max_delay <= execute_steps <= 6 - max_delay"),
+        (
+            {"remembers_decisions": True},
+            "execute_steps is 4: set control.chunking.method: queue, .* or execute_steps 8",
+        ),
     ],
 )
 def test_a_policy_that_does_not_fit_is_refused(change: dict, message: str) -> None:

@@ -114,6 +114,7 @@ def test_a_policy_that_remembers_its_decisions_is_asked_as_often_as_in_its_train
     assert begun == [0, 4]
     with pytest.raises(ValueError, match=r"4 control steps apart .* control.chunking.method: queue"):
         backend.act(request(execute_steps=2), state)
+    assert unpack(pack(backend.hello)).remembers_decisions  # so that a robot need not begin to find out
     backend.act(request(method="queue", execute_steps=2), state)  # where execute_steps has no meaning
     remembering(4, 4).act(request(execute_steps=2), remembering(4, 4).initial_state())  # plans anew at each request
 

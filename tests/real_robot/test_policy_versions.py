@@ -20,6 +20,7 @@ import pytest
 from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import ClientConnection, connect
 
+from episodes.files import write_atomically
 from episodes.overlays import EpisodeOutcome
 from policies.bundle import read_bundle_info, save_bundle
 from real_robot.serving.backends import ChunkBackend
@@ -427,14 +428,45 @@ def test_a_server_that_is_started_again_does_not_serve_what_was_rolled_back(
     assert f"no roll-back to version {first[:12]}" in capsys.readouterr().err
 
 
+def change_settings(bundle: Path, denoising_steps: int) -> None:
+    """The weights stay."""
+    manifest = json.loads((bundle / "bundle.json").read_text())
+    manifest["config"]["act"]["steps"] = denoising_steps
+    write_atomically(bundle / "bundle.json", json.dumps(manifest).encode())
+
+
+@pytest.mark.parametrize("restore", [False, True])
+def test_settings_that_are_changed_in_the_bundle_serve_from_the_next_episode_on(
+    bundle: Path, restore: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loads: list[int] = []
+
+    def load(path: Path) -> ChunkBackend:
+        loads.append(1)
+        return load_backend(path)
+
+    versions, watcher = follow(bundle, load, restore=restore)
+    with closing(watcher):
+        first, backend = version(versions), versions.current
+        versions.report(ended(first, "success"))
+        for steps in (1, 2):
+            time.sleep(2 * POLL_S)
+            assert (versions.current, len(loads)) == (backend, steps)  # what is there already is not loaded again
+            change_settings(bundle, steps)
+            wait_for(lambda before=backend: versions.current is not before, 10.0)
+            backend = versions.current
+        assert versions.kept == [first]
+        assert versions.summary()[0]["episodes"] == 0  # what other settings achieved says nothing about these
+    said = f"serving version {first[:12]} with other settings from the next episode on"
+    assert capsys.readouterr().err.splitlines() == [said] * 2
+
+
 @pytest.mark.parametrize("restore", [False, True])
 def test_settings_that_are_changed_in_the_bundle_are_those_of_the_next_start(bundle: Path, restore: bool) -> None:
     """The weights' hash, by which versions are kept, is the same."""
     first, watcher = follow(bundle, load_backend, restore=restore)
     watcher.close()
-    manifest = json.loads((bundle / "bundle.json").read_text())
-    manifest["config"]["act"]["steps"] = 1
-    (bundle / "bundle.json").write_text(json.dumps(manifest))
+    change_settings(bundle, 1)
     again, watcher = follow(bundle, load_backend, restore=restore)
     watcher.close()
     assert version(again) == version(first)
@@ -450,6 +482,33 @@ def test_a_server_that_can_write_nothing_beside_the_bundle_says_so_and_serves(
     watcher.close()
     assert version(versions) == read_bundle_info(bundle).sha256
     assert "a restart forgets roll-backs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("restore", [False, True])
+def test_a_roll_back_that_cannot_be_written_is_said_once_and_written_when_it_can_be(
+    bundle: Path, restore: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    versions, watcher = follow(bundle, load_backend, restore=restore)
+    with closing(watcher):
+        first, second = version(versions), write(bundle, 2)
+        wait_for(lambda: version(versions) == second)
+        lock = bundle.parent / "published" / "versions.lock"
+        lock.unlink()
+        lock.mkdir()  # nothing can be opened there
+        capsys.readouterr()
+        assert versions.report_fault(second, "by hand").endswith(f"to {first[:12]}: by hand")
+        assert version(versions) == first
+        time.sleep(3 * POLL_S)
+        (said,) = capsys.readouterr().err.splitlines()
+        what = f"that {second[:12]} was rolled back"
+        assert said.startswith(f"a restart forgets {what}, until it can be written: {lock}: ")
+        lock.rmdir()
+        wait_for(lambda: second in PublishedVersions(bundle, restore=restore).rolled_back, 10.0)
+        wait_for(lambda: (read_bundle_info(bundle).sha256 == first) == restore, 10.0)
+    assert capsys.readouterr().err == f"it is written now {what}\n"
+    again, watcher = follow(bundle, load_backend, restore=restore)
+    watcher.close()
+    assert version(again) == first
 
 
 def test_an_outcome_labelled_after_the_end_counts_instead_of_the_first(bundle: Path) -> None:

@@ -11,7 +11,10 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from policies.bundle import save_bundle
+from policies.gaussian import GaussianPolicyConfig
 from policies.policy import RobotSpec
+from policies.registry import build_policy
+from policies.residual.policy import ResidualConfig, residual_on
 from real_robot.registry import ENVIRONMENTS
 from real_robot.robot_env import RobotConfig
 from real_robot.robot_file import RobotError, load_robot
@@ -53,6 +56,25 @@ def test_what_does_not_fit_is_refused_before_a_process_starts(
     save_bundle(small_policy(robot=replace(FITTING, **changes)), tmp_path / "bundle")
     with pytest.raises(RobotError, match=message):
         deployed(tmp_path / "bundle", CONFIG.file)
+
+
+def test_steps_that_a_policy_with_a_memory_cannot_execute_are_refused_before_a_process_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("real_robot.ros.commands.require_ros", lambda: None)
+    base = build_policy(GaussianPolicyConfig(action_horizon=16, hidden=(8,)), replace(FITTING, action_delay=0))
+    residual = residual_on(base, ResidualConfig(action_horizon=8, trunk_width=None, hidden=(8,)))
+    save_bundle(residual, tmp_path / "bundle")
+    document = yaml.safe_load(CONFIG.file.read_text())
+    document["control"]["chunking"] = {"method": "replace", "execute_steps": 4, "max_delay": 0}
+    path = tmp_path / "robot.yaml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    with pytest.raises(RobotError, match=r"remembers its decisions, which were 8 .* execute_steps is 4: set control"):
+        deployed(tmp_path / "bundle", path)
+    document["control"]["chunking"]["execute_steps"] = 8
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    with pytest.raises(RobotError, match="deploy needs --instruction"):
+        deployed(tmp_path / "bundle", path)
 
 
 def test_an_arm_without_ros_is_refused_with_the_program_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,6 +185,18 @@ def test_two_joints_of_a_driver_have_two_keys(tmp_path: Path, key: str | None, m
     path.write_text(yaml.safe_dump(document, sort_keys=False))
     with pytest.raises(ValueError, match=message):
         load_robot(path)
+
+
+def test_a_lead_that_no_controller_of_the_robot_has_is_refused(tmp_path: Path) -> None:
+    document = yaml.safe_load(CONFIG.file.read_text())
+    document["ros"]["command_type"] = "joint_jog"
+    path = tmp_path / "robot.yaml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    with pytest.raises(ValueError, match=r"limits\.command_lead: no controller .* remove it, or .* joint_trajectory"):
+        load_robot(path)
+    del document["limits"]["command_lead"]
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    assert load_robot(path).lead_s == 0.0
 
 
 @pytest.mark.parametrize(("lead", "message"), [("50 ms", "set it to 70 ms at least"), ("70 ms", "")])

@@ -43,6 +43,7 @@ def test_the_twist_agrees_with_finite_differences(name: str) -> None:
 def test_joints_outside_of_the_twist_need_a_topic(tmp_path: Path) -> None:
     document = yaml.safe_load((ROBOTS / "fake_arm.yaml").read_text())
     document["ros"]["command_type"] = "twist_stamped"
+    del document["limits"]["command_lead"]
     path = tmp_path / "robot.yaml"
     path.write_text(yaml.safe_dump(document, sort_keys=False))
     with pytest.raises(ValueError, match=r"ros\.gripper: a twist does not move \['finger'\]"):

@@ -108,6 +108,26 @@ def test_a_begin_that_the_arm_refuses_does_not_keep_to_its_policy(
     runner.brake()
 
 
+def test_a_policy_that_does_not_fit_is_a_problem_for_as_long_as_the_server_offers_it(
+    served: tuple[Cell, Any, int],
+) -> None:
+    cell, runner, port = served
+    cell.wait(lambda: activated(runner), 60, "activation")
+    runner.brake()
+    cell.kill("server")
+    cell.start_server("--port", str(port), "--action-dim", "6")
+    cell.wait(lambda: runner._client.hello is not None and runner._client.hello.action_dim == 6, 60, "the policy")
+    assert not activated(runner)
+    refusal = "policy untrained-0: the policy has action_dim 6, this robot's embodiment has 7"
+    assert sum(problem.startswith(refusal) for problem in runner.problems()) == 1
+    cell.kill("server")
+    cell.start_server("--port", str(port))
+    cell.wait(lambda: runner._client.hello is not None and runner._client.hello.action_dim == 7, 60, "the policy")
+    assert not any(problem.startswith(refusal) for problem in runner.problems())
+    cell.wait(lambda: activated(runner), 60, "activation")
+    runner.brake()
+
+
 def test_a_release_between_two_steps_of_the_control_thread_leaves_nothing_stopped(
     served: tuple[Cell, Any, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
