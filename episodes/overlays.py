@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 from episodes.files import ends_within_line, sync
 from episodes.schema import EpisodeError, StoreFull
@@ -66,6 +66,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "time_s": (int, float),
     "undoes": (int, type(None)),
 }
+_NEEDED = {"episode", "key", "value", "author", "time_s"}
 
 
 def recorded_id(id: str) -> str:
@@ -243,21 +244,24 @@ def _changes(folder: Path, *, of: str = "") -> Iterator[tuple[int, LabelChange |
         if not line.strip() or id not in line:
             continue
         try:
-            change = LabelChange(**json.loads(line))
-        except (ValueError, TypeError):
+            fields = json.loads(line)
+        except ValueError:
             yield number, None
             continue
-        if problem := label_problem(change):
+        if not isinstance(fields, dict) or not _NEEDED <= fields.keys() <= _TYPES.keys() | {"value"}:
+            yield number, None
+            continue
+        if problem := label_problem(fields):
             raise EpisodeError(f"{folder / LABELS_NAME}: line {number + 1}: {problem}; {REPAIR}")
-        yield number, change
+        yield number, LabelChange(**fields)
 
 
-def label_problem(change: LabelChange) -> str:
-    """What is wrong with a change that was not made here, such as a line that somebody has edited; "" if nothing."""
+def label_problem(fields: Mapping[str, Any]) -> str:
+    """What is wrong with those of a change that was not made here, as of a line that somebody has edited; or ""."""
     for name, types in _TYPES.items():
-        if type(value := getattr(change, name)) not in types:
+        if type(value := fields.get(name)) not in types:
             return f"{name} is {value!r}"
-    key, value = change.key, change.value
+    key, value = fields["key"], fields["value"]
     if value is None:
         return ""
     if key in (SPLIT, SUCCESS_FROM) and type(value) is not int:
@@ -267,7 +271,7 @@ def label_problem(change: LabelChange) -> str:
     return "" if isinstance(value, LabelValue) else f"{key} is {value!r}, not a number, a text, true or false"
 
 
-def _is_trim(value: LabelValue) -> bool:
+def _is_trim(value: object) -> bool:
     steps = re.fullmatch(r"(\d+)-(\d+)", value) if isinstance(value, str) else None
     return steps is not None and int(steps[1]) < int(steps[2])
 

@@ -70,7 +70,7 @@ ORDERS: TypeAdapter[Orders] = TypeAdapter(Orders)
 
 def _checked(change: LabelChange) -> LabelChange:
     """Others than these would keep the hub's store from being read."""
-    if problem := label_problem(change):
+    if problem := label_problem(vars(change)):
         raise ValueError(f"episode {change.episode}: {problem}")
     return change
 

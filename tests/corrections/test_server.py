@@ -575,7 +575,7 @@ def test_a_version_with_chunks_of_another_length_is_served_and_can_be_rolled_bac
         while versions.current.hello.fingerprint == first.fingerprint:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        assert versions.current.hello == replace(first, fingerprint=newest, action_horizon=1)
+        assert versions.current.hello == replace(first, fingerprint=newest, action_horizon=1, remembers_decisions=True)
         session = one.robot.session
         one.robot.command(lambda: session.next_episode(person="anna", drive=True)).result(30)
         while session.attempt.length < 3:
