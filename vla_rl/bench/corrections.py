@@ -9,7 +9,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 START_S = 120.0  # how long a loaded machine may take to open the page
+AGAIN_S = 10.0  # after which it asks for the arm once more
 
 # axis and sign that each key moves
 KEYS: Mapping[str, tuple[int, int]] = {"KeyW": (0, -1), "KeyS": (0, 1), "KeyD": (1, 1), "KeyA": (1, -1)}
@@ -108,8 +109,7 @@ def _drive(page: Page, server: CorrectionServer, seconds: float) -> Driven:
     page.add_init_script(RECORD_KEYS)
     page.goto(server.invite())
     page.wait_for_selector("#mode[data-mode=policy]")
-    page.keyboard.press("t")
-    page.wait_for_selector("#mode[data-mode=human]")
+    _take_over(page)
     page.evaluate("vlaRlLatencies.length = 0")
     page.keyboard.down("Shift")
     before, first, began = _processor_s(), len(server.robot.session.attempt.steps), time.monotonic()
@@ -126,6 +126,21 @@ def _drive(page: Page, server: CorrectionServer, seconds: float) -> Driven:
         first=first,
         used_s=defaultdict(float, {name: now - before[name] for name, now in _processor_s().items()}),
     )
+
+
+def _take_over(page: Page) -> None:
+    """A page that stalls on a loaded machine just after it has the arm loses it again, unseen: it asks anew.
+
+    Raises UserError where it never has it.
+    """
+    from playwright.sync_api import TimeoutError
+
+    for _ in range(int(START_S / AGAIN_S)):
+        page.keyboard.press("t")
+        with suppress(TimeoutError):
+            page.wait_for_selector("#mode[data-mode=human]", timeout=1000 * AGAIN_S)
+            return
+    raise UserError(f"the page could not take over within {START_S:g} s; its mode: {page.text_content('#mode')}")
 
 
 def _save_untrained(sim: TabletopConfig, path: Path) -> None:
