@@ -66,7 +66,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "time_s": (int, float),
     "undoes": (int, type(None)),
 }
-_NEEDED = {"episode", "key", "value", "author", "time_s"}
+_NEEDED = _TYPES.keys() - {"undoes"} | {"value"}
 
 
 def recorded_id(id: str) -> str:
@@ -246,9 +246,8 @@ def _changes(folder: Path, *, of: str = "") -> Iterator[tuple[int, LabelChange |
         try:
             fields = json.loads(line)
         except ValueError:
-            yield number, None
-            continue
-        if not isinstance(fields, dict) or not _NEEDED <= fields.keys() <= _TYPES.keys() | {"value"}:
+            fields = None
+        if not isinstance(fields, dict) or not _NEEDED <= fields.keys() <= _NEEDED | {"undoes"}:
             yield number, None
             continue
         if problem := label_problem(fields):
