@@ -36,7 +36,7 @@ class MujocoCameras:
             raise UserError(f"sim.cameras: there is no camera {unknown[0]!r}; the model has {list(known)}")
         self.cameras, self._model = tuple(cameras), model
         self._numbers = [known[name] for name in cameras]
-        self._slopes = view_slopes(model, self._numbers, image_size) if fast else None  # a shadow shows what is unseen
+        self._sides = view_sides(model, self._numbers, image_size) if fast else None  # a shadow shows what is unseen
         height, width = image_size
         model.vis.global_.offheight = max(height, model.vis.global_.offheight)
         model.vis.global_.offwidth = max(width, model.vis.global_.offwidth)
@@ -55,9 +55,10 @@ class MujocoCameras:
         """Write uint8 [cameras, height, width, 3], first image row at the top."""
         groups = self._model.geom_group
         kept = groups.copy()
+        unseen = None if self._sides is None else beside_views(self._model, data, self._numbers, self._sides)
         for k, (camera, image) in enumerate(zip(self._numbers, images, strict=True)):
-            if self._slopes is not None:
-                groups[beside_view(self._model, data, camera, self._slopes[k])] = NEVER_DRAWN
+            if unseen is not None:
+                groups[unseen[k]] = NEVER_DRAWN
             self._renderer.update_scene(data, camera, self._option)
             groups[:] = kept
             self._renderer.render(out=image)
@@ -66,24 +67,28 @@ class MujocoCameras:
         self._renderer.close()
 
 
-def view_slopes(model: Any, cameras: Sequence[int], image_size: tuple[int, int]) -> np.ndarray:
-    """Of the sides of what each camera sees, [cameras, 2]: across and up, per distance along its axis.
+def view_sides(model: Any, cameras: Sequence[int], image_size: tuple[int, int]) -> np.ndarray:
+    """Of the four sides of what each camera sees, the directions out of it in its frame, [cameras, 4, 3], of length 1.
 
     Of a camera with a sensor of its own or without perspective only what lies behind it counts as unseen.
     """
     height, width = image_size
-    slopes = np.tan(np.radians(model.cam_fovy) / 2)[:, None] * [width / height, 1.0]
+    slopes = np.tan(np.radians(model.cam_fovy) / 2)[:, None] * [width / height, 1.0]  # across and up, along the axis
     orthographic = model.cam_projection if hasattr(model, "cam_projection") else model.cam_orthographic
     slopes[(model.cam_sensorsize > 0).any(axis=1) | (orthographic > 0)] = 1e9
-    return np.asarray(slopes[list(cameras)])
+    across, up = slopes[list(cameras)].T
+    one, zero = np.ones_like(across), np.zeros_like(across)
+    sides = np.array([[one, zero, across], [-one, zero, across], [zero, one, up], [zero, -one, up]]).transpose(2, 0, 1)
+    return np.asarray(sides / np.linalg.norm(sides, axis=-1, keepdims=True))  # a camera looks along -z
 
 
-def beside_view(model: Any, data: Any, camera: int, slopes: np.ndarray) -> np.ndarray:
-    """Whether each geometry's bounding sphere is wholly outside of the view's sides, so that no pixel shows it.
+def beside_views(model: Any, data: Any, cameras: Sequence[int], sides: np.ndarray) -> np.ndarray:
+    """Whether each geometry's bounding sphere is wholly outside of a camera's view, so that no pixel shows it.
 
-    slopes: [2], the camera's of ``view_slopes``.
+    sides: [cameras, 4, 3], the cameras' of ``view_sides``. Returns [cameras, geometries].
     """
-    seen = (data.geom_xpos - data.cam_xpos[camera]) @ data.cam_xmat[camera].reshape(3, 3)  # looks along -z
-    distance = (np.abs(seen[:, :2]) + seen[:, 2:] * slopes) / np.hypot(1.0, slopes)  # from the sides [m]
-    bounded = model.geom_rbound > 0  # a plane is not
-    return np.asarray(bounded & (distance > model.geom_rbound[:, None]).any(1))
+    numbers = list(cameras)
+    outwards = sides @ data.cam_xmat[numbers].reshape(-1, 3, 3).transpose(0, 2, 1)  # in the world
+    own = (outwards @ data.cam_xpos[numbers, :, None]).reshape(-1, 1)
+    distance = (outwards.reshape(-1, 3) @ data.geom_xpos.T - own).reshape(len(numbers), 4, -1).max(1)  # [m]
+    return np.asarray((distance > model.geom_rbound) & (model.geom_rbound > 0))  # a plane is not bounded

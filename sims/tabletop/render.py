@@ -13,7 +13,7 @@ import mujoco
 import numpy as np
 
 from sims.errors import UserError
-from sims.mujoco.cameras import NEVER_DRAWN, beside_view, view_slopes
+from sims.mujoco.cameras import NEVER_DRAWN, beside_views, view_sides
 from sims.mujoco.detail import Detail
 from sims.tabletop.layout import BLOCK_QPOS, PEG_QPOS, Appearance, fixture_quaternions
 from sims.tabletop.scene import BLOCKS, DISTRACTORS, MOCAP, PARKED_X, build_mjcf
@@ -175,7 +175,7 @@ class Renderer:
             self._cameras.append(camera)
         self._appearance = ModelAppearance(model)
         self._group = model.geom_group.copy()
-        self._slopes = view_slopes(model, self._camera_ids, image_size)
+        self._sides = view_sides(model, self._camera_ids, image_size)
         self._culls = not shadows  # what is not seen may cast one
 
     def draw(self, qpos: np.ndarray, fixtures: np.ndarray, appearance: Appearance, out: np.ndarray) -> None:
@@ -183,10 +183,11 @@ class Renderer:
         self._gl.make_current()
         model, data = self._model, self._data
         self._appearance.pose(data, appearance, qpos, fixtures)
-        for camera, slopes, image in zip(self._cameras, self._slopes, out, strict=True):
+        if self._culls:
+            groups = np.where(beside_views(model, data, self._camera_ids, self._sides), NEVER_DRAWN, self._group)
+        for k, (camera, image) in enumerate(zip(self._cameras, out, strict=True)):
             if self._culls:
-                beside = beside_view(model, data, camera.fixedcamid, slopes)
-                model.geom_group[:] = np.where(beside, NEVER_DRAWN, self._group)
+                model.geom_group[:] = groups[k]
             mujoco.mjv_updateScene(
                 model, data, self._option, None, camera, mujoco.mjtCatBit.mjCAT_ALL.value, self._scene
             )
