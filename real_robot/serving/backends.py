@@ -28,11 +28,10 @@ class ChunkBackend(ABC):
     """Answers requests, one at a time. Deterministic in ``seed``; ``methods`` are the chunking methods it offers.
 
     The policy's memory is kept by the caller, one per episode: ``initial_state`` when an episode begins, then the
-    second result of each ``act``. ``bundle_sha256``: ``BundleInfo.whole_sha256`` of the bundle, "" without one.
+    second result of each ``act``.
     """
 
     methods: tuple[ChunkingMethod, ...] = ("prefix", "replace", "ensemble", "queue")
-    bundle_sha256 = ""
 
     def __init__(
         self, hello: Hello, *, noise_shape: tuple[int, int], seed: int, device: torch.device | str = "cpu"
@@ -132,8 +131,7 @@ class ChunkBackend(ABC):
 
 
 class PolicyBackend(ChunkBackend):
-    """The policy in PyTorch, on its device. ``fingerprint``: sha256 of the weights, for logs and for refusing an
-    unexpected policy."""
+    """The policy in PyTorch, on its device. ``fingerprint``: as of ``Hello``."""
 
     def __init__(self, policy: Policy, *, fingerprint: str, seed: int = 0) -> None:
         hello = describe(policy.spec, fingerprint=fingerprint, remembers_decisions=policy.remembers_decisions)

@@ -37,8 +37,8 @@ class WireError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """Description of a policy. ``fingerprint``: sha256 of its weights. ``image_size``: [height, width], 0 without
-    cameras.
+    """Description of a policy. ``fingerprint``: ``bundle_version``, of its weights and settings. ``image_size``:
+    [height, width], 0 without cameras.
 
     ``max_prefix``: longest prefix of committed actions that it accepts. ``action_delay``: control steps from an
     observation to the execution of the first action, as in its training; 0: as early as may be.

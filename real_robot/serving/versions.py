@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from episodes.overlays import EpisodeOutcome
-from policies.bundle import read_bundle_info
+from policies.bundle import bundle_version
 from real_robot.serving.backends import ChunkBackend
 from real_robot.serving.protocol import EpisodeEnd
 from real_robot.serving.published import PublishedVersions
@@ -126,7 +126,6 @@ class Versions:
     def offer(self, backend: ChunkBackend) -> None:
         """Serve ``backend`` from the next episode on; one that is kept goes on with its results.
 
-        Where the bundle's settings are others than those of the kept one, it is replaced and counted anew.
         ValueError if it is for another robot, or was rolled back.
         """
         new = backend.hello
@@ -137,7 +136,7 @@ class Versions:
             may_differ = {name: getattr(new, name) for name in ("fingerprint", "max_prefix", "remembers_decisions")}
             if new != replace(old, action_horizon=horizon, **may_differ):
                 raise ValueError(f"version {new.fingerprint[:12]} is for another robot: {new} instead of {old}")
-            known = [version for version in self._versions if _is_same(version.backend, backend)]
+            known = [version for version in self._versions if version.fingerprint == new.fingerprint]
             others = [version for version in self._versions if version.fingerprint != new.fingerprint]
             failed = [version.fingerprint for version in others if version.fingerprint in self.rolled_back]
             standing = [version for version in others if version.fingerprint not in self.rolled_back]
@@ -273,26 +272,26 @@ def follow(
         versions = Versions(load(bundle), same_horizon=same_horizon)
         return versions, BundleWatcher(versions, bundle, load)
 
-    def load_version(sha256: str) -> ChunkBackend:
+    def load_version(version: str) -> ChunkBackend:
         """From the bundle itself where that stays as it is: an ONNX export is beside it."""
-        itself = not restore and read_bundle_info(bundle).sha256 == sha256
-        return load(bundle if itself else published.folder(sha256))
+        itself = not restore and bundle_version(bundle) == version
+        return load(bundle if itself else published.folder(version))
 
-    there = read_bundle_info(bundle)
-    if failed := there.sha256 in published.rolled_back:
-        print(f"{bundle} is version {there.sha256[:12]}, which was rolled back: serving {newest[:12]}", file=sys.stderr)
+    there = bundle_version(bundle)
+    if failed := there in published.rolled_back:
+        print(f"{bundle} is version {there[:12]}, which was rolled back: serving {newest[:12]}", file=sys.stderr)
     versions = _open_versions(published, load_version, same_horizon=same_horizon)
 
     def load_newest(bundle: Path) -> ChunkBackend:
         return load_version(published.newest(in_use=versions.kept))
 
-    return versions, BundleWatcher(versions, bundle, load_newest, tried=there.whole_sha256 if failed else "")
+    return versions, BundleWatcher(versions, bundle, load_newest, tried=there if failed else "")
 
 
 def _open_versions(
     published: PublishedVersions, load: Callable[[str], ChunkBackend], *, same_horizon: bool
 ) -> Versions:
-    """The newest version, and the one before it, to go back to; ``load``: a version of this SHA-256.
+    """The newest version, and the one before it, to go back to; ``load``: the version of this name.
 
     What is rolled back is recorded in ``published``. One before that cannot be loaded is only reported.
     """
@@ -309,11 +308,6 @@ def _open_versions(
     return start(serving)
 
 
-def _is_same(one: ChunkBackend, other: ChunkBackend) -> bool:
-    """Whether weights and settings are the same."""
-    return (one.hello.fingerprint, one.bundle_sha256) == (other.hello.fingerprint, other.bundle_sha256)
-
-
 def _rate(results: Sequence[bool]) -> float:
     return sum(results) / len(results)
 
@@ -323,7 +317,7 @@ class BundleWatcher:
 
     One that was rolled back, cannot be loaded or does not fit is only reported, and tried again when a file beside it
     changes, as by an export, and with growing pauses. A roll-back that could not be written is tried again as well.
-    ``tried``: ``BundleInfo.whole_sha256`` of one that was dealt with already.
+    ``tried``: ``bundle_version`` of one that was dealt with already.
     """
 
     def __init__(
@@ -345,18 +339,17 @@ class BundleWatcher:
             self._versions.write_roll_backs()
             there = None
             try:
-                info, there, serving = read_bundle_info(self._path), _files(self._path), self._versions.current
-                if info.whole_sha256 in (tried, serving.bundle_sha256):
-                    tried = info.whole_sha256
+                version, there = bundle_version(self._path), _files(self._path)
+                if version in (tried, self._versions.current.hello.fingerprint):
+                    tried = version
                     continue
                 if there == failed and time.monotonic() < again_s:
                     continue
                 pause_s = min(2 * pause_s, RETRY_S) if there == failed else POLL_S
-                self._versions.check(info.sha256)
+                self._versions.check(version)
                 self._versions.offer(self._load(self._path))
-                tried, last_message = info.whole_sha256, ""
-                changed = " with other settings" if info.sha256 == serving.hello.fingerprint else ""
-                message = f"serving version {info.sha256[:12]}{changed} from the next episode on"
+                tried, last_message = version, ""
+                message = f"serving version {version[:12]} from the next episode on"
             except Exception as error:  # whatever is wrong with a bundle, the version that serves goes on
                 failed, again_s = there, time.monotonic() + pause_s
                 message = f"the new bundle is not served: {error}"
