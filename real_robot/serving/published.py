@@ -15,13 +15,30 @@ import os
 import shutil
 import threading
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter, ValidationError
 
 from episodes.files import write_atomically
 from policies.bundle import MANIFEST, BundleError, bundle_version, copy_bundle, manifest_version, tensors_name
 from sims.errors import reason
 
+FORMAT = 2  # of the record; 1 named versions by their weights alone
 KEPT = 5  # bundles that were not rolled back; also the others are known by their name
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Record:
+    """versions.json"""
+
+    format: Literal[2]
+    order: list[str]
+    rolled_back: list[str]
+
+
+_RECORD = TypeAdapter(_Record)
 
 
 @contextlib.contextmanager
@@ -80,11 +97,10 @@ class PublishedVersions:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """The record as it is on the disk; other threads and processes wait meanwhile."""
+        """The record as it is on the disk; other threads and processes wait meanwhile. Raises BundleError."""
         with self._lock, changing_published(self._live):
             if self._index.exists():
-                known = json.loads(self._index.read_text())
-                self.order, self.rolled_back = known["order"], known["rolled_back"]
+                self.order, self.rolled_back = _read(self._index)
             yield
 
     def folder(self, version: str) -> Path:
@@ -174,8 +190,18 @@ class PublishedVersions:
                 shutil.rmtree(self.folder(old), ignore_errors=True)
 
     def _write(self) -> None:
-        state = {"order": self.order, "rolled_back": self.rolled_back}
-        write_atomically(self._index, json.dumps(state).encode())
+        record = _Record(format=FORMAT, order=self.order, rolled_back=self.rolled_back)
+        write_atomically(self._index, _RECORD.dump_json(record))
+
+
+def _read(index: Path) -> tuple[list[str], list[str]]:
+    """``order`` and ``rolled_back``. Raises BundleError."""
+    try:
+        record = _RECORD.validate_json(index.read_bytes())
+    except ValidationError:
+        what = f"{index} is damaged, or of another version of vla-rl"
+        raise BundleError(f"{what}: remove it; then no roll-back before is known") from None
+    return record.order, record.rolled_back
 
 
 def _link(tensors: Path, kept: Path, sha256: str) -> None:

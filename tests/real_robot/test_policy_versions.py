@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 import textwrap
@@ -495,6 +496,24 @@ def test_a_server_that_can_write_nothing_beside_the_bundle_says_so_and_serves(
     watcher.close()
     assert version(versions) == bundle_version(bundle)
     assert "a restart forgets roll-backs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("restore", [False, True])
+@pytest.mark.parametrize(
+    "record", ["", "[]", '{"format": 2, "order": 1, "rolled_back": []}', '{"order": ["ab"], "rolled_back": []}']
+)
+def test_a_damaged_record_of_versions_is_named_with_what_to_do(bundle: Path, restore: bool, record: str) -> None:
+    """The last one is of a vla-rl that named versions by their weights."""
+    index = bundle.parent / "published" / "versions.json"
+    index.parent.mkdir()
+    index.write_text(record)
+    said = f"{index} is damaged, or of another version of vla-rl: remove it; then no roll-back before is known"
+    with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
+        follow(bundle, load_backend, restore=restore)
+    index.unlink()
+    versions, watcher = follow(bundle, load_backend, restore=restore)
+    watcher.close()
+    assert version(versions) == bundle_version(bundle)
 
 
 @pytest.mark.parametrize("restore", [False, True])
