@@ -6,6 +6,7 @@ bundle on disk changes -> loaded, verified, warmed up beside the running one -> 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -360,4 +361,8 @@ class BundleWatcher:
 
 def _files(folder: Path) -> list[tuple[str, int]]:
     """Names and times of change of what is in a bundle's folder."""
-    return sorted((path.name, path.stat().st_mtime_ns) for path in folder.iterdir())
+    found = []
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # written under this name, and just given its own
+            found.append((path.name, path.stat().st_mtime_ns))
+    return sorted(found)

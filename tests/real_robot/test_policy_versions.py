@@ -467,6 +467,18 @@ def test_settings_that_are_changed_in_the_bundle_are_those_of_the_next_start(bun
     assert read_bundle_info(kept).config == read_bundle_info(bundle).config
 
 
+def test_a_file_that_is_being_written_beside_the_bundle_is_no_problem(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As by an export: it has its own name when it is looked at."""
+    (bundle / ".policy.onnx.1.partial").symlink_to(bundle / "gone")
+    versions = Versions(load_backend(bundle))
+    with closing(BundleWatcher(versions, bundle, load_backend)):
+        second = write(bundle, 2)
+        wait_for(lambda: version(versions) == second)
+    assert capsys.readouterr().err == f"serving version {second[:12]} from the next episode on\n"
+
+
 @pytest.mark.parametrize("restore", [False, True])
 def test_a_version_that_failed_for_its_settings_serves_once_they_are_corrected(bundle: Path, restore: bool) -> None:
     """The weights are the same."""
