@@ -49,14 +49,14 @@ def _add_people(app: FastAPI, hub: Hub, access: Access, origins: Origins, audit:
     def fleet() -> dict[str, Any]:
         version = hub.versions.newest()
         shown = {"version": version[:12], "number": hub.versions.number(version), "max_behind": hub.max_behind}
-        return {"robots": hub.rows(), "published": shown, "rolled_back": [one[:12] for one in hub.versions.rolled_back]}
+        return {"robots": hub.rows(), "published": shown, "rolled_back": [one[:12] for one in hub.rolled_back]}
 
     @app.post("/api/fleet/rollback")
     def roll_back(version: Version, person: Person = operator) -> dict[str, str]:
         """``version``: the newest, as the person saw it."""
         if not (newest := hub.versions.newest()).startswith(version):
             raise HTTPException(409, not_newest(version, newest))
-        done = hub.versions.roll_back(newest)
+        done = hub.roll_back(newest)
         if done is None:
             raise HTTPException(409, "there is no earlier version to go back to")
         audit.write("fleet rolled back", person=person.name, failed=done[0][:12], published=done[1][:12])

@@ -29,6 +29,10 @@ FORMAT = 2  # of the record; 1 named versions by their weights alone
 KEPT = 5  # bundles that were not rolled back; also the others are known by their name
 
 
+class NotWritten(BundleError):
+    """What was published or rolled back cannot be kept. The message names the file."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Record:
     """versions.json"""
@@ -82,26 +86,29 @@ class PublishedVersions:
         """Name of the version to serve, which is kept, as are those ``in_use``. Raises BundleError if there is none.
 
         Never of one that was rolled back: where such a bundle was put there again, the newest other one replaces it.
-        An older one that was put there again is the newest.
+        An older one that was put there again is the newest. NotWritten if a new one cannot be kept.
         """
         with self._changing():
             version = bundle_version(self._live)
             if version in self.rolled_back:
                 version = self._standing()[-1]
-                self._publish(version)
+                with contextlib.suppress(OSError):  # it is kept, and put there once it can be
+                    self._publish(version)
             if version not in self._standing()[-1:]:
                 self._keep(version, in_use)
-                self._move_to_end(version)
-                self._write()
+                self._write(self._at_end(version), self.rolled_back)
             return version
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
         """The record as it is on the disk; other threads and processes wait meanwhile. Raises BundleError."""
-        with self._lock, changing_published(self._live):
-            if self._index.exists():
-                self.order, self.rolled_back = _read(self._index)
-            yield
+        try:
+            with self._lock, changing_published(self._live):
+                if self._index.exists():
+                    self.order, self.rolled_back = _read(self._index)
+                yield
+        except OSError as error:  # a full disk names no file
+            raise NotWritten(f"{error.filename or self._kept}: {reason(error)}") from error
 
     def folder(self, version: str) -> Path:
         return self._kept / version[:12]
@@ -124,47 +131,25 @@ class PublishedVersions:
         with self._lock:
             return self.order.index(version) + 1 if version in self.order else None
 
-    def roll_back(self, newest: str | None = None) -> tuple[str, str] | None:
-        """Publish the version before the newest again; (rolled back, published), None if none is left or kept.
-
-        ``newest``: which it must be, else None.
-        """
-        self.newest()
-        with self._changing():
-            standing = self._standing()
-            if len(standing) < 2 or newest not in (None, standing[-1]) or not self.folder(standing[-2]).exists():
-                return None
-            *_, before, failed = standing
-            self._drop(failed)
-            self._publish(before)
-            return failed, before
-
     def drop(self, failed: str, before: str) -> None:
-        """A robot rolled ``failed`` back to ``before``, which is published again unless there is a newer one.
+        """``failed`` was rolled back to ``before``, which is kept and published again unless there is a newer one.
 
-        BundleError names the file that cannot be written; all of it may be tried again.
+        Raises NotWritten; all of it may be tried again.
         """
-        try:
-            with self._changing():
-                replaced = bundle_version(self._live) == failed
-                if replaced:
-                    self._move_to_end(before)
-                self._drop(failed)
-                if replaced:
-                    self._publish(before)
-        except OSError as error:  # a full disk names no file
-            raise BundleError(f"{error.filename or self._kept}: {reason(error)}") from error
+        with self._changing():
+            replaced = bundle_version(self._live) == failed
+            newest = [one for one in self._standing() if one != failed][-1:]
+            moves = replaced and before not in newest
+            rolled_back = list(dict.fromkeys([*self.rolled_back, failed]))
+            self._write(self._at_end(before) if moves else self.order, rolled_back)
+            if replaced:
+                self._publish(before)
 
     def _standing(self) -> list[str]:
         return [one for one in self.order if one not in self.rolled_back]
 
-    def _move_to_end(self, version: str) -> None:
-        self.order = [*(one for one in self.order if one != version), version]
-
-    def _drop(self, failed: str) -> None:
-        if failed not in self.rolled_back:
-            self.rolled_back.append(failed)
-        self._write()
+    def _at_end(self, version: str) -> list[str]:
+        return [*(one for one in self.order if one != version), version]
 
     def _publish(self, version: str) -> None:
         """A version that is kept."""
@@ -189,9 +174,10 @@ class PublishedVersions:
             if old not in (version, *newest, *in_use):
                 shutil.rmtree(self.folder(old), ignore_errors=True)
 
-    def _write(self) -> None:
-        record = _Record(format=FORMAT, order=self.order, rolled_back=self.rolled_back)
+    def _write(self, order: list[str], rolled_back: list[str]) -> None:
+        record = _Record(format=FORMAT, order=order, rolled_back=rolled_back)
         write_atomically(self._index, _RECORD.dump_json(record))
+        self.order, self.rolled_back = order, rolled_back
 
 
 def _read(index: Path) -> tuple[list[str], list[str]]:

@@ -20,8 +20,9 @@ from episodes.overlays import EpisodeOutcome
 from policies.bundle import bundle_version
 from real_robot.serving.backends import ChunkBackend
 from real_robot.serving.protocol import EpisodeEnd
-from real_robot.serving.published import PublishedVersions
-from sims.errors import UserError, reason
+from real_robot.serving.published import NotWritten, PublishedVersions
+from real_robot.serving.roll_backs import RollBackRecord
+from sims.errors import UserError
 
 POLL_S = 1.0
 RETRY_S = 600.0  # the longest pause before a bundle that could not be loaded is tried again
@@ -98,10 +99,10 @@ class Versions:
     ) -> None:
         self.rule = rule or RollbackRule()
         self.rolled_back = dict.fromkeys(rolled_back, "in an earlier run")  # and why
-        self._record, self._unwritten, self._unwritten_why = record, deque[tuple[str, str]](), ""
+        self._roll_backs = RollBackRecord(record)
         self._same_horizon = same_horizon
         self._versions = [self._version(first)]
-        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
 
     @property
     def current(self) -> ChunkBackend:
@@ -142,7 +143,8 @@ class Versions:
             failed = [version.fingerprint for version in others if version.fingerprint in self.rolled_back]
             standing = [version for version in others if version.fingerprint not in self.rolled_back]
             self._versions = self._to_keep([*standing, *(known or [self._version(backend)])])
-        self._unwritten += [(one, new.fingerprint) for one in failed]  # they served for want of another
+        for one in failed:  # they served for want of another
+            self._roll_backs.add(one, new.fingerprint)
         self.write_roll_backs()
 
     def report(self, end: EpisodeEnd, *, episode: str = "") -> str:
@@ -194,27 +196,13 @@ class Versions:
             now = self._versions[-1].fingerprint
         if now == fingerprint:
             return f"version {now[:12]} failed and serves until there is another one: {reason}"
-        self._unwritten.append((fingerprint, now))
+        self._roll_backs.add(fingerprint, now)
         self.write_roll_backs()
         return f"rolled back {fingerprint[:12]} to {now[:12]}: {reason}" if fingerprint in kept else ""
 
     def write_roll_backs(self) -> None:
-        """Record those that are not recorded yet. Why one cannot be is said once; it is kept for the next call."""
-        with self._writing:
-            while self._unwritten:
-                failed, before = self._unwritten[0]
-                what = f"that {failed[:12]} was rolled back"
-                try:
-                    self._record(failed, before)
-                except (UserError, ValueError) as error:
-                    if str(error) != self._unwritten_why:
-                        print(f"a restart forgets {what}, until it can be written: {error}", file=sys.stderr)
-                    self._unwritten_why = str(error)
-                    return
-                self._unwritten.popleft()
-                if self._unwritten_why:
-                    print(f"it is written now {what}", file=sys.stderr)
-            self._unwritten_why = ""
+        """Record those that could not be recorded yet."""
+        self._roll_backs.write()
 
     def summary(self) -> list[dict[str, str | float | int | None]]:
         """The versions that are kept, the last offered at the end, with the results of their last episodes."""
@@ -266,10 +254,10 @@ def follow(
     try:
         published = PublishedVersions(bundle, restore=restore)
         newest = published.newest()
-    except OSError as error:
+    except NotWritten as error:
         if restore:
             raise
-        print(f"a restart forgets roll-backs: {error.filename or bundle}: {reason(error)}", file=sys.stderr)
+        print(f"a restart forgets roll-backs: {error}", file=sys.stderr)
         versions = Versions(load(bundle), same_horizon=same_horizon)
         return versions, BundleWatcher(versions, bundle, load)
 

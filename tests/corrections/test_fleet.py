@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.client
 import json
@@ -25,6 +26,7 @@ from playwright.sync_api import Browser
 from pydantic import ValidationError
 
 from benchmarks.fleet import Fleet, Proxy
+from episodes.files import write_atomically
 from episodes.overlays import append_changes, read_changes
 from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore
@@ -120,17 +122,75 @@ def test_versions_are_counted_and_the_one_before_is_published_again(tmp_path: Pa
         names.append(PublishedVersions(tmp_path / "bundle").newest())  # also over a restart
     versions = PublishedVersions(tmp_path / "bundle")
     assert [versions.behind(name) for name in (*names, "unknown")] == [2, 1, 0, 3]
-    assert versions.roll_back() == (names[2], names[1])
+    hub = Hub(versions, max_behind=3)
+    assert hub.roll_back(names[2]) == (names[2], names[1])
     assert bundle_version(tmp_path / "bundle") == names[1] == PublishedVersions(tmp_path / "bundle").newest()
     assert [versions.behind(name) for name in names] == [1, 0, 0]
-    assert versions.roll_back(names[2]) is None  # asked twice, or by somebody who has not seen the newest
-    assert versions.roll_back() == (names[1], names[0])
-    assert versions.roll_back() is None
+    assert hub.roll_back(names[2]) is None  # asked twice, or by somebody who has not seen the newest
+    assert hub.roll_back(names[1]) == (names[1], names[0])
+    assert hub.roll_back(names[0]) is None
     assert PublishedVersions(tmp_path / "bundle").rolled_back == [names[2], names[1]]
     kept = versions.folder(names[2])
     with pytest.raises(BundleError, match="damaged"):
         install_bundle(tmp_path / "bundle", manifest=(kept / "bundle.json").read_bytes(), tensors=b"other weights")
     assert bundle_version(tmp_path / "bundle") == names[0]
+
+
+def test_a_roll_back_of_the_fleet_that_cannot_be_written_is_said_once_and_written_when_it_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    publish(tmp_path, 0)
+    versions = PublishedVersions(tmp_path / "bundle")
+    names = [versions.newest()]
+    publish(tmp_path, 1)
+    names.append(versions.newest())
+    hub, full = Hub(versions, max_behind=0), True
+
+    def write(path: Path, data: bytes) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_atomically(path, data)
+
+    for module in ("policies.bundle", "real_robot.serving.published"):
+        monkeypatch.setattr(f"{module}.write_atomically", write)
+    for _ in range(2):  # a second click
+        assert hub.roll_back(names[1]) == (names[1], names[0])
+    what = f"that {names[1][:12]} was rolled back"
+    said = f"a restart forgets {what}, until it can be written: {tmp_path / 'published'}: no space left on device\n"
+    current = replace(WELL, version=names[1])
+    for _ in range(2):  # the robots go back at once
+        assert hub.report("one", current).rolled_back == [names[1]]
+    (row,) = hub.rows()
+    assert (row["rolled_back"], bundle_version(tmp_path / "bundle")) == (True, names[1])
+    full = False
+    orders = hub.report("one", current)
+    assert (orders.version, orders.rolled_back, orders.behind) == (names[0], [names[1]], 0)
+    assert bundle_version(tmp_path / "bundle") == names[0]
+    assert PublishedVersions(tmp_path / "bundle").rolled_back == [names[1]]
+    assert capsys.readouterr().err == f"{said}it is written now {what}\n"
+
+
+@pytest.mark.parametrize("restore", [False, True])
+def test_a_version_that_cannot_be_put_there_again_is_served_nonetheless(
+    tmp_path: Path, restore: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """A full disk after the record was written."""
+    publish(tmp_path, 0)
+    versions = PublishedVersions(tmp_path / "bundle", restore=restore)
+    names = [versions.newest()]
+    publish(tmp_path, 1)
+    names.append(versions.newest())
+
+    def write(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr("policies.bundle.write_atomically", write)
+        with pytest.raises(BundleError, match="no space left") if restore else nullcontext():
+            versions.drop(names[1], names[0])
+        assert versions.newest() == names[0]
+    assert versions.newest() == names[0]
+    assert bundle_version(tmp_path / "bundle") == names[0 if restore else 1]
 
 
 def test_the_last_version_that_stood_is_kept_whatever_was_rolled_back_after_it(tmp_path: Path):
@@ -140,7 +200,7 @@ def test_the_last_version_that_stood_is_kept_whatever_was_rolled_back_after_it(t
     for seed in range(1, KEPT + 2):
         publish(tmp_path, seed)
         failed = versions.newest()
-        assert versions.roll_back() == (failed, good)
+        assert Hub(versions, max_behind=3).roll_back(failed) == (failed, good)
     publish(tmp_path, 1)  # put there once more
     assert versions.newest() == good == bundle_version(tmp_path / "bundle")
 
@@ -164,7 +224,7 @@ def test_a_roll_back_of_one_process_is_kept_by_the_others(tmp_path: Path):
         save_bundle(small_policy(seed=seed), live)
         names.append(PublishedVersions(live).newest())
     one, other = PublishedVersions(live), PublishedVersions(live)
-    assert one.roll_back() == (names[1], names[0])
+    assert Hub(one, max_behind=3).roll_back(names[1]) == (names[1], names[0])
     save_bundle(small_policy(seed=2), live)
     newest = other.newest()
     for versions in (PublishedVersions(live), other):

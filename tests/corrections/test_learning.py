@@ -241,7 +241,7 @@ def test_a_round_is_given_up_when_its_policy_is_rolled_back_while_it_trains(tmp_
         learned = learner.submit(learn_round, tmp_path, CONFIG)
         while len(read_rounds(tmp_path)) < 2 and not learned.done():
             time.sleep(0.002)
-        assert versions.roll_back() == (second, first)
+        versions.drop(second, first)
         assert learned.result()["round"] == 3
     parents = [begun.parent for _, begun in read_rounds(tmp_path)]
     assert parents == [first, second, first]
