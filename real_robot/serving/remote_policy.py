@@ -168,5 +168,5 @@ def check_policy(hello: Hello, embodiment: Embodiment, chunking: ChunkingConfig)
             raise ValueError(
                 f"the policy has {name} {got}, this robot's embodiment has {wanted}: it is for another robot"
             )
-    hello.check_execute_steps(chunking.method, chunking.execute_steps)
+    hello.check_chunking(chunking.method, chunking.execute_steps)
     chunking.check(hello.action_horizon)

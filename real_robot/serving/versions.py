@@ -27,6 +27,7 @@ from sims.errors import UserError
 POLL_S = 1.0
 RETRY_S = 600.0  # the longest pause before a bundle that could not be loaded is tried again
 NUM_KEPT = 3
+MAY_DIFFER = ("fingerprint", "max_prefix", "methods", "remembers_decisions")  # of a version for the same robot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +136,7 @@ class Versions:
             old = self._versions[-1].backend.hello
             self.check(new.fingerprint)
             horizon = old.action_horizon if self._same_horizon else new.action_horizon
-            may_differ = {name: getattr(new, name) for name in ("fingerprint", "max_prefix", "remembers_decisions")}
-            if new != replace(old, action_horizon=horizon, **may_differ):
+            if new != replace(old, action_horizon=horizon, **{name: getattr(new, name) for name in MAY_DIFFER}):
                 raise ValueError(f"version {new.fingerprint[:12]} is for another robot: {new} instead of {old}")
             known = [version for version in self._versions if version.fingerprint == new.fingerprint]
             others = [version for version in self._versions if version.fingerprint != new.fingerprint]

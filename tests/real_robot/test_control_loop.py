@@ -37,7 +37,7 @@ LIMITS = RobotLimits(command_hz=100.0, axes=AXES, workspace=None, max_command_ag
 SCALES = ActionScales(ranges=((-1.0, 1.0),) * 2, steps=(0.05, 0.05))
 HELLO = Hello(
     protocol=PROTOCOL, fingerprint="x", action_horizon=8, action_dim=2, state_dim=2, cameras=["agent"],
-    image_size=[4, 4], control_hz=20.0, max_prefix=3,
+    image_size=[4, 4], control_hz=20.0, max_prefix=3, methods=["prefix", "replace", "ensemble", "queue"],
 )  # fmt: skip
 
 
@@ -446,6 +446,7 @@ def test_a_plan_that_is_too_old_is_not_followed() -> None:
     ("change", "message"),
     [
         ({"action_dim": 7}, "the policy has action_dim 7, this robot's embodiment has 2"),
+        ({"methods": ["replace"]}, "this policy does not offer 'prefix'; use one of replace"),
         ({"state_dim": 3}, "the policy has state_dim 3"),
         ({"action_horizon": 6}, "max_delay <= execute_steps <= 6 - max_delay"),
         (
