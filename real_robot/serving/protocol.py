@@ -80,7 +80,7 @@ class ActRequest:
 
     ``images``: camera -> uint8 [height, width, 3], RGB. ``state`` [state_dim]. ``leftover`` [L, A]: actions still
     planned. ``delay`` <= L: how many of them will be executed before the answer arrives. ``execute_steps``: actions
-    between two requests.
+    between two requests. ``anew``: what was planned before is void (a stop, a pause, somebody else acted).
     """
 
     id: int
@@ -91,6 +91,7 @@ class ActRequest:
     leftover: NDArray[np.float32]
     delay: int
     execute_steps: int
+    anew: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -270,6 +270,26 @@ def test_before_the_first_episode_and_after_one_nothing_is_resumed() -> None:
     assert arm.loop.mode == "running"
 
 
+def test_the_policy_is_told_with_the_next_request_that_its_plan_was_dropped() -> None:
+    """Until one is answered: of a request that is refused or lost it may not have heard."""
+    arm = SimulatedArm(delay=11)
+    arm.run(300)
+    arm.loop.pause()
+    arm.run(200)
+    before = len(arm.client.asked)
+    arm.client.dead = True
+    arm.loop.resume(arm.measured(), arm.tick / 100)
+    arm.run(100)
+    unanswered = len(arm.client.asked)
+    assert unanswered > before + 2
+    arm.client.dead = False
+    arm.run(300)
+    anew = [act.anew for act in arm.client.asked]
+    assert len(anew) > unanswered + 2
+    # the last one that was asked while the server was away is answered after it
+    assert anew == [i == 0 or before <= i < unanswered for i in range(len(anew))]
+
+
 def after_a_pause(ticks: int) -> list[SafeCommand]:
     """The same motion without a stop before it."""
     arm = SimulatedArm()

@@ -133,7 +133,8 @@ class Count(TensorDataclass):
 
 
 class CountingPolicy(Policy[Count, Count]):
-    """Every action is the number of observations since the episode began, divided by 10."""
+    """Every action is the number of observations since the episode began, divided by 10; one more for each plan that
+    was dropped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,6 +144,10 @@ class CountingPolicy(Policy[Count, Count]):
 
     def initial_state(self, num_envs: int) -> Count:
         return Count(value=torch.zeros(num_envs))
+
+    def forget_plan(self, state: TensorDataclass) -> TensorDataclass:
+        assert isinstance(state, Count)
+        return Count(value=state.value + 10)
 
     def encode(self, obs: Observation, state: TensorDataclass) -> tuple[Count, TensorDataclass]:
         assert isinstance(state, Count)
@@ -191,12 +196,18 @@ def receive(client: ClientConnection) -> bytes:
     return data
 
 
-def count(client: ClientConnection) -> int:
+def count(client: ClientConnection, *, anew: bool = False) -> int:
     """Observations that the policy remembers after one more request."""
-    client.send(pack(request(execute_steps=2)))
+    client.send(pack(replace(request(execute_steps=2), anew=anew)))
     chunk = unpack(receive(client))
     assert isinstance(chunk, Chunk)
     return round(10 * float(chunk.actions[0, 0]))
+
+
+def test_a_policy_behind_a_server_forgets_a_plan_that_was_dropped(port: int) -> None:
+    """As the correction page has it forget, in its own process."""
+    with connected(port) as client, connected(port) as other:
+        assert [count(client), count(client, anew=True), count(client), count(other)] == [1, 12, 13, 1]
 
 
 def test_memory_is_kept_per_client_and_reset_when_an_episode_ends(port: int) -> None:
