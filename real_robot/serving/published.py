@@ -25,7 +25,7 @@ from episodes.files import write_atomically
 from policies.bundle import MANIFEST, BundleError, bundle_version, copy_bundle, manifest_version, tensors_name
 from sims.errors import reason
 
-FORMAT = 2  # of the record; 1 named versions by their weights alone
+FORMAT: Literal[2] = 2  # of the record; 1 named versions by their weights alone
 KEPT = 5  # bundles that were not rolled back; also the others are known by their name
 
 
