@@ -44,7 +44,7 @@ from typing import Any
 import numpy as np
 
 from episodes.store import EpisodeStore, episode_ids, is_store
-from policies.bundle import read_bundle_info
+from policies.bundle import bundle_version
 from real_robot.fleet.client import HubClient, HubRefused
 from real_robot.fleet.outbox import Outbox
 from real_robot.fleet.server import JOIN
@@ -270,7 +270,7 @@ class Fleet:
         return (self.folder / name / "told.txt").stat().st_size
 
     def _see_version(self) -> None:
-        version = read_bundle_info(self.hub / BUNDLE).sha256
+        version = bundle_version(self.hub / BUNDLE)
         if not self.published or self.published[-1][1] != version:
             self.published.append((time.time(), version))
 

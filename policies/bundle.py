@@ -68,12 +68,6 @@ class BundleInfo:
         """Name of the weights' file."""
         return tensors_name(self.sha256)
 
-    @property
-    def whole_sha256(self) -> str:
-        """Of everything that acts: the weights, and the configuration and robot, which may be changed in the file."""
-        acting = {"weights": self.sha256, "config": asdict(self.config), "robot": asdict(self.robot)}
-        return hashlib.sha256(json.dumps(acting, sort_keys=True).encode()).hexdigest()
-
 
 def tensors_name(sha256: str) -> str:
     """Of the weights' file in a bundle whose tensors have this hash."""
@@ -174,6 +168,23 @@ def read_bundle_info(path: Path) -> BundleInfo:
         why = "it is a file" if path.is_file() else f"it has no {MANIFEST}"
         raise BundleError(f"{path} is not a bundle: {why}{named}")
     return read_manifest(path / MANIFEST, BundleInfo, format=FORMAT, again="Train it again", error_class=BundleError)
+
+
+def bundle_version(path: Path) -> str:
+    """SHA-256 of everything that acts in the bundle ``path``: the weights, and the settings that its file says.
+
+    It names what is published, served, recorded with and rolled back, also for a vla-rl that has more settings. Raises
+    BundleError.
+    """
+    read_bundle_info(path)
+    return manifest_version((path / MANIFEST).read_bytes())
+
+
+def manifest_version(manifest: bytes) -> str:
+    """``bundle_version`` of the bundle with this file."""
+    given = json.loads(manifest)
+    acting = {"weights": given["sha256"], "config": given["config"], "robot": given["robot"]}
+    return hashlib.sha256(json.dumps(acting, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(path: Path, cls: type[M], *, format: int, again: str, error_class: type[UserError]) -> M:

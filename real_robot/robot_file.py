@@ -251,12 +251,11 @@ def load_robot(path: Path) -> Robot:
         if driver == "lerobot":
             unused, arm = RosSection(joint_states="", command="", cameras={}), _lerobot(document["lerobot"], limits)
             robot = Robot(limits=limits, control=control, ros=unused, lerobot=arm, leader=leader)
-            _check_lead(robot, given="command_lead" in document["limits"])
-            return robot
-        ros = _ros(document["ros"])
-        calibration = load_calibration(path.parent / ros.calibration) if ros.calibration else {}
-        robot = Robot(limits=limits, control=control, ros=ros, leader=leader, calibration=calibration)
-        _check_output(robot)
+        else:
+            ros = _ros(document["ros"])
+            calibration = load_calibration(path.parent / ros.calibration) if ros.calibration else {}
+            robot = Robot(limits=limits, control=control, ros=ros, leader=leader, calibration=calibration)
+            _check_output(robot)
         _check_lead(robot, given="command_lead" in document["limits"])
         return dataclasses.replace(robot, limits=_with_bases(robot, document["limits"]["joints"]))
     except ValueError as error:

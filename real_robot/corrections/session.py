@@ -30,7 +30,7 @@ from real_robot.corrections.attempt import Attempt, ExecutedStep, Snapshot
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.handover import Handover
 from real_robot.corrections.human_input import RELEASED, Action, HumanInput, RawInput
-from real_robot.corrections.proposals import Proposals, check_execute_steps
+from real_robot.corrections.proposals import Proposals
 from real_robot.corrections.settings import ControlSettings
 from real_robot.corrections.simulated_arm import SimulatedArm
 from real_robot.images import UnreadableImages
@@ -55,7 +55,8 @@ class Refused(ValueError):
 
 
 class CorrectionSession:
-    """``versions``: of the policy; the newest acts from the next episode on. Episodes go into ``store``.
+    """``versions``: of the policy; the newest acts from the next episode on. ``settings``: whoever loads a version has
+    checked that their ``execute_steps`` fit it. Episodes go into ``store``.
 
     ``env`` has one environment. Not thread-safe: one thread makes the steps and everything between them.
     """
@@ -92,7 +93,6 @@ class CorrectionSession:
         self.reason, self.outcome = "", ""
         self.paused = ""  # why no episode may begin, if so
         self.number = 0  # of the episode since the start
-        check_execute_steps(versions.current, settings.execute_steps)
         self.last_episode: str | None = None  # id in the store
         self.next_episode(person="the server", drive=True)
 

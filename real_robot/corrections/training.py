@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from episodes.overlays import outcome_unknown
-from policies.bundle import MANIFEST, read_bundle_info
+from policies.bundle import MANIFEST, bundle_version
 from real_robot.corrections.browsing import EpisodeBrowser
 
 LEARNING = "learning"  # in the folder of `vla-rl correct`; a folder round-NNN for each round
@@ -82,7 +82,7 @@ def _round(path: Path) -> dict[str, Any]:
     records = records[:: -(-len(records) // SHOWN_POINTS) or 1]
     return {
         "round": round_number(path),
-        "version": read_bundle_info(bundle).sha256[:12] if done else None,
+        "version": bundle_version(bundle)[:12] if done else None,
         "steps": [one["iteration"] for one in records],
         "loss": [_loss(one) for one in records],
     }

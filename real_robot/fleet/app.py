@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 
 from episodes.overlays import append_changes
 from episodes.schema import EpisodeError
-from policies.bundle import MANIFEST, BundleError, tensors_name
+from policies.bundle import MANIFEST, BundleError, read_bundle_info
 from real_robot.corrections.access import Access, Origins, Person
 from real_robot.corrections.app import OriginMiddleware, Version, add_page, not_newest, required
 from real_robot.corrections.audit import AuditLog
@@ -49,14 +49,14 @@ def _add_people(app: FastAPI, hub: Hub, access: Access, origins: Origins, audit:
     def fleet() -> dict[str, Any]:
         version = hub.versions.newest()
         shown = {"version": version[:12], "number": hub.versions.number(version), "max_behind": hub.max_behind}
-        return {"robots": hub.rows(), "published": shown, "rolled_back": [one[:12] for one in hub.versions.rolled_back]}
+        return {"robots": hub.rows(), "published": shown, "rolled_back": [one[:12] for one in hub.rolled_back]}
 
     @app.post("/api/fleet/rollback")
     def roll_back(version: Version, person: Person = operator) -> dict[str, str]:
         """``version``: the newest, as the person saw it."""
         if not (newest := hub.versions.newest()).startswith(version):
             raise HTTPException(409, not_newest(version, newest))
-        done = hub.versions.roll_back(newest)
+        done = hub.roll_back(newest)
         if done is None:
             raise HTTPException(409, "there is no earlier version to go back to")
         audit.write("fleet rolled back", person=person.name, failed=done[0][:12], published=done[1][:12])
@@ -124,12 +124,12 @@ def _add_robots(app: FastAPI, hub: Hub, deliveries: Deliveries, token: str) -> N
         await run_in_threadpool(append_changes, deliveries.episodes, changes)
         return {"changes": len(changes)}
 
-    @app.get("/robots/bundles/{sha256}/{name}", dependencies=robot)
-    def bundle_file(sha256: Annotated[str, Path(pattern=f"^{DIGEST}$")], name: str) -> Response:
-        path = hub.versions.folder(sha256) / name
-        if name not in (MANIFEST, tensors_name(sha256)) or not path.exists():
+    @app.get("/robots/bundles/{version}/{name}", dependencies=robot)
+    def bundle_file(version: Annotated[str, Path(pattern=f"^{DIGEST}$")], name: str) -> Response:
+        folder = hub.versions.folder(version)
+        if not (folder / MANIFEST).exists() or name not in (MANIFEST, read_bundle_info(folder).tensors):
             raise HTTPException(404, "no such bundle")
-        return FileResponse(path)
+        return FileResponse(folder / name)
 
 
 def _valid(parse: Callable[[bytes], T], body: bytes) -> T:

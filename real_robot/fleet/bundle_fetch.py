@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import TypeAdapter
 
-from policies.bundle import MANIFEST, tensors_name
+from policies.bundle import MANIFEST, manifest_version, tensors_name
 from policies.policy import RobotSpec
 from real_robot.fleet.client import HubClient, HubRefused
 
 
 @dataclass(frozen=True)
 class _Manifest:
-    """What of it decides whether the rest is fetched."""
+    """What of it says whether the rest is fetched, and which."""
 
+    sha256: str
+    config: dict[str, Any]
     robot: RobotSpec
 
 
@@ -38,9 +41,14 @@ class BundleFetch:
         """The robot that the version was made for. Raises what ``HubClient`` raises, ValueError for no manifest."""
         if version != self.version:
             self.forget()
-        self._manifest = self._manifest or self._hub.bundle_file(version, MANIFEST)
+        if not self._manifest:
+            manifest = self._hub.bundle_file(version, MANIFEST)
+            _MANIFEST.validate_json(manifest)
+            if manifest_version(manifest) != version:
+                raise HubRefused(f"what the hub keeps as version {version[:12]} was changed there; publish it again")
+            self._manifest = manifest
         self.version = version
-        return _MANIFEST.validate_json(self._manifest).robot
+        return self._read().robot
 
     def go_on(self, version: str, until_s: float) -> tuple[bytes, bytes] | None:
         """Manifest and weights of the bundle, None where they are not all there before ``until_s`` (monotonic).
@@ -49,7 +57,7 @@ class BundleFetch:
         """
         try:
             self.begin(version)
-            if not self._hub.add_bundle_file(version, tensors_name(version), self._tensors, until_s):
+            if not self._hub.add_bundle_file(version, tensors_name(self._read().sha256), self._tensors, until_s):
                 return None
         except HubRefused:
             self.forget()
@@ -57,3 +65,6 @@ class BundleFetch:
         fetched = self._manifest, bytes(self._tensors)
         self.forget()
         return fetched
+
+    def _read(self) -> _Manifest:
+        return _MANIFEST.validate_json(self._manifest)

@@ -56,15 +56,15 @@ class HubClient:
     def label(self, changes: list[LabelChange]) -> None:
         self._ask("POST", "/robots/labels", CHANGES.dump_json(changes))
 
-    def bundle_file(self, sha256: str, name: str) -> bytes:
-        return self._ask("GET", f"/robots/bundles/{sha256}/{name}")
+    def bundle_file(self, version: str, name: str) -> bytes:
+        return self._ask("GET", f"/robots/bundles/{version}/{name}")
 
-    def add_bundle_file(self, sha256: str, name: str, data: bytearray, until_s: float) -> bool:
+    def add_bundle_file(self, version: str, name: str, data: bytearray, until_s: float) -> bool:
         """Adds to ``data`` what follows in this file of a bundle; whether it is all there, before ``until_s``.
 
         What came stays in ``data`` where the connection fails.
         """
-        path, headers = f"/robots/bundles/{sha256}/{name}", {"Range": f"bytes={len(data)}-"}
+        path, headers = f"/robots/bundles/{version}/{name}", {"Range": f"bytes={len(data)}-"}
         with self._answer("GET", path, headers=headers) as answer:
             size = int(answer.getheader("Content-Range", "").rpartition("/")[2])
             while len(data) < size and time.monotonic() < until_s:

@@ -10,6 +10,7 @@ from typing import Any
 
 from real_robot.fleet.messages import Orders, Report
 from real_robot.serving.published import PublishedVersions
+from real_robot.serving.roll_backs import RollBackRecord
 
 SILENT_S = 10.0
 PAGE_LIFE_S = 500.0  # of an address that opens a robot's page; shorter than its token's life
@@ -47,11 +48,13 @@ class Hub:
         self, versions: PublishedVersions, *, max_behind: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.versions, self.max_behind, self._clock = versions, max_behind, clock
+        self._roll_backs = RollBackRecord(versions.drop)
         self._robots: dict[str, Robot] = {}
         self._lock = threading.Lock()
 
     def report(self, name: str, report: Report) -> Orders:
         """Raises BundleError where nothing is published, NameTaken unless the other robot of this name is silent."""
+        self._roll_backs.write()
         version = self.versions.newest()
         behind, now = self.versions.behind(report.version), self._clock()
         with self._lock:
@@ -69,9 +72,28 @@ class Hub:
             version=version,
             behind=behind,
             paused=paused,
-            rolled_back=list(self.versions.rolled_back),
+            rolled_back=self.rolled_back,
             wants_page=wants_page,
         )
+
+    @property
+    def rolled_back(self) -> list[str]:
+        """Also those that could not be written down yet."""
+        written = list(self.versions.rolled_back)
+        return [*written, *(one for one in self._roll_backs.unwritten if one not in written)]
+
+    def roll_back(self, newest: str) -> tuple[str, str] | None:
+        """Publish the version before ``newest`` again; (rolled back, published), None where none is left or kept.
+
+        The robots are told at once, also where it cannot be written: that is said, and tried again.
+        """
+        before = self.versions.before(newest)
+        if before is None:
+            return None
+        if newest not in self.rolled_back:
+            self._roll_backs.add(newest, before)
+        self._roll_backs.write()
+        return newest, before
 
     def take_page(self, name: str) -> str | None:
         """An address that opens the robot's page once; None if there is none at the moment."""
@@ -102,7 +124,7 @@ class Hub:
             "waits": waits_for_person(report),
             "version": report.version[:12],
             "number": self.versions.number(report.version),
-            "rolled_back": report.version in self.versions.rolled_back,
+            "rolled_back": report.version in self.rolled_back,
             "behind": behind,
             "too_old": behind > self.max_behind,
             "success": report.success,

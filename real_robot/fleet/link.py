@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from episodes.files import write_atomically
-from policies.bundle import install_bundle, read_bundle_info
+from policies.bundle import bundle_version, install_bundle, read_bundle_info
 from real_robot.fleet.bundle_fetch import BundleFetch
 from real_robot.fleet.client import HubClient
 from real_robot.fleet.messages import Orders, report_of
@@ -101,7 +101,7 @@ class FleetLink:
         One that was rolled back here, or is of another robot, is not fetched; that is said once.
         """
         robot = self._robot
-        if read_bundle_info(robot.folder / "bundle").sha256 == newest:
+        if bundle_version(robot.folder / "bundle") == newest:
             self._fetch.forget()
             return True
         version = self._fetch.version or newest

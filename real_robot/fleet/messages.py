@@ -21,7 +21,7 @@ Counted = Annotated[int, Field(ge=0)]
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """How a robot is. ``instance``: which of those of its name it is. ``version``: SHA-256 of its policy.
+    """How a robot is. ``instance``: which of those of its name it is. ``version``: name of its policy's.
 
     Rates are of that version's last episodes, None before any. ``disagreement``: mean difference of a person's actions
     to the policy's in this episode, 0 to 2. ``undelivered``: episodes that the hub has not confirmed. ``page``: an

@@ -22,7 +22,7 @@ from policies.residual.registry import build_bundled
 from real_robot.control.loop import ticks_per_step
 from real_robot.robot_file import RobotError, read_robot
 from real_robot.ros.installation import require_ros
-from real_robot.serving.backends import describe
+from real_robot.serving.backends import UNGUIDED, describe, offered_methods
 from real_robot.serving.commands import token_path
 from real_robot.serving.remote_policy import check_policy
 from real_robot.serving.runtimes import Runtime
@@ -47,7 +47,7 @@ def deploy(
     BundleError if the two do not fit, before anything moves.
     """
     require_ros()
-    _check(bundle, robot)
+    _check(bundle, robot, runtime if url is None else "eager")
     if not instruction.strip():
         trained = f", as in the tasks that it was trained on: {', '.join(tasks)}" if tasks else ""
         raise RobotError(f"deploy needs --instruction TEXT, what the policy is asked to do{trained}")
@@ -87,8 +87,8 @@ def ros_arguments(parameters: Mapping[str, object]) -> list[str]:
     return ["--ros-args", *(flag for name, value in values.items() for flag in ("-p", f"{name}:={value}"))]
 
 
-def _check(bundle: Path, robot: Path) -> None:
-    """Refuse what does not fit before any process starts."""
+def _check(bundle: Path, robot: Path, runtime: Runtime) -> None:
+    """Refuse what does not fit before any process starts. ``runtime``: that is started."""
     described = read_robot(robot)
     if described.lerobot is not None:
         raise RobotError(
@@ -96,7 +96,8 @@ def _check(bundle: Path, robot: Path) -> None:
             f"python -m real_robot.lerobot {robot} --instruction TEXT"
         )
     built = _without_weights(bundle)
-    policy = describe(built.spec, fingerprint="", remembers_decisions=built.remembers_decisions)
+    methods = UNGUIDED if runtime == "onnx" else offered_methods(built)
+    policy = describe(built.spec, fingerprint="", methods=methods, remembers_decisions=built.remembers_decisions)
     try:
         described.check_cameras(policy.cameras)
         chunking = described.chunking_for(

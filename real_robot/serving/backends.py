@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -19,20 +20,20 @@ from sims.devices.crossing import crossing
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, encode_instructions
 
+UNGUIDED: tuple[ChunkingMethod, ...] = ("prefix", "replace", "ensemble", "queue")  # by every policy
+GUIDED: tuple[ChunkingMethod, ...] = ("guided", "jacobian_free")
+
 
 class UnusableActions(ValueError):
     """A policy gave actions that are not finite."""
 
 
 class ChunkBackend(ABC):
-    """Answers requests, one at a time. Deterministic in ``seed``; ``methods`` are the chunking methods it offers.
+    """Answers requests, one at a time. Deterministic in ``seed``.
 
     The policy's memory is kept by the caller, one per episode: ``initial_state`` when an episode begins, then the
-    second result of each ``act``. ``bundle_sha256``: ``BundleInfo.whole_sha256`` of the bundle, "" without one.
+    second result of each ``act``.
     """
-
-    methods: tuple[ChunkingMethod, ...] = ("prefix", "replace", "ensemble", "queue")
-    bundle_sha256 = ""
 
     def __init__(
         self, hello: Hello, *, noise_shape: tuple[int, int], seed: int, device: torch.device | str = "cpu"
@@ -110,9 +111,7 @@ class ChunkBackend(ABC):
                 f"leftover actions of shape {list(leftover.shape)} were sent, this policy has at most "
                 f"[{hello.action_horizon}, {hello.action_dim}]"
             )
-        if request.method not in self.methods:
-            raise ValueError(f"this policy does not offer {request.method!r}; use one of {', '.join(self.methods)}")
-        hello.check_execute_steps(request.method, request.execute_steps)
+        hello.check_chunking(request.method, request.execute_steps)
         if request.method == "prefix" and request.delay > hello.max_prefix:
             raise ValueError(
                 f"a prefix of {request.delay} actions was sent, this policy was trained with at most "
@@ -132,16 +131,17 @@ class ChunkBackend(ABC):
 
 
 class PolicyBackend(ChunkBackend):
-    """The policy in PyTorch, on its device. ``fingerprint``: sha256 of the weights, for logs and for refusing an
-    unexpected policy."""
+    """The policy in PyTorch, on its device. ``fingerprint``: as of ``Hello``."""
 
     def __init__(self, policy: Policy, *, fingerprint: str, seed: int = 0) -> None:
-        hello = describe(policy.spec, fingerprint=fingerprint, remembers_decisions=policy.remembers_decisions)
+        hello = describe(
+            policy.spec,
+            fingerprint=fingerprint,
+            methods=offered_methods(policy),
+            remembers_decisions=policy.remembers_decisions,
+        )
         super().__init__(hello, noise_shape=policy.spec.noise_shape, seed=seed, device=policy.device)
         self._policy = policy.eval()
-        self._guided = policy if isinstance(policy, GuidedPolicy) and policy.can_guide else None
-        if self._guided is not None:
-            self.methods = (*self.methods, "guided", "jacobian_free")
         self.warm_up()
 
     def initial_state(self) -> TensorDataclass:
@@ -163,7 +163,7 @@ class PolicyBackend(ChunkBackend):
         if request.method == "prefix" and request.delay:
             known = torch.arange(self.hello.action_horizon, device=self.device) < request.delay
             actions = self._policy.act_from_noise(context, noise, planned, known)
-        elif request.method in ("guided", "jacobian_free") and len(request.leftover):
+        elif request.method in GUIDED and len(request.leftover):
             actions = self._act_guided(context, noise, planned, request)
         else:
             actions = self._policy.act_from_noise(context, noise)
@@ -173,7 +173,7 @@ class PolicyBackend(ChunkBackend):
     def _act_guided(
         self, context: TensorDataclass, noise: Tensor, planned: Tensor, request: ActRequest
     ) -> Float[Tensor, "1 H A"]:
-        assert self._guided is not None  # act refuses the method otherwise
+        assert isinstance(self._policy, GuidedPolicy)  # act refuses the method otherwise
         weights = guidance_weights(
             self.hello.action_horizon,
             delay=request.delay,
@@ -182,7 +182,7 @@ class PolicyBackend(ChunkBackend):
         )
         with crossing("requests"):
             weights = weights.to(self.device)
-        return self._guided.act_guided(
+        return self._policy.act_guided(
             context,
             noise,
             previous=planned,
@@ -191,7 +191,19 @@ class PolicyBackend(ChunkBackend):
         )
 
 
-def describe(spec: PolicySpec, *, fingerprint: str, remembers_decisions: bool = False) -> Hello:
+def offered_methods(policy: Policy) -> tuple[ChunkingMethod, ...]:
+    """By ``PolicyBackend``."""
+    can_guide = isinstance(policy, GuidedPolicy) and policy.can_guide
+    return (*UNGUIDED, *GUIDED) if can_guide else UNGUIDED
+
+
+def describe(
+    spec: PolicySpec,
+    *,
+    fingerprint: str,
+    methods: Sequence[ChunkingMethod] = UNGUIDED,
+    remembers_decisions: bool = False,
+) -> Hello:
     """The hello of a policy with this spec."""
     return Hello(
         protocol=PROTOCOL,
@@ -203,6 +215,7 @@ def describe(spec: PolicySpec, *, fingerprint: str, remembers_decisions: bool = 
         image_size=list(spec.robot.image_size),
         control_hz=spec.robot.control_hz,
         max_prefix=spec.max_prefix,
+        methods=list(methods),
         action_delay=spec.robot.action_delay,
         remembers_decisions=remembers_decisions,
     )

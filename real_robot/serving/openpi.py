@@ -35,6 +35,7 @@ def request_of_openpi(fields: Mapping[str, Any], hello: Hello) -> ActRequest:
             "leftover": np.zeros((0, hello.action_dim), dtype=np.float32),
             "delay": 0,
             "execute_steps": hello.action_horizon,
+            "anew": False,
         }
     )
     assert isinstance(request, ActRequest)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from episodes.overlays import EpisodeOutcome
 from real_robot.control.chunk_scheduler import ChunkingMethod
 
-PROTOCOL = 4
+PROTOCOL = 5
 MAX_FRAME_BYTES = 32 * 2**20
 _DTYPES = ("<f4", "<f8", "|u1")
 
@@ -37,12 +37,12 @@ class WireError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """Description of a policy. ``fingerprint``: sha256 of its weights. ``image_size``: [height, width], 0 without
-    cameras.
+    """Description of a policy. ``fingerprint``: ``bundle_version``, of its weights and settings. ``image_size``:
+    [height, width], 0 without cameras.
 
-    ``max_prefix``: longest prefix of committed actions that it accepts. ``action_delay``: control steps from an
-    observation to the execution of the first action, as in its training; 0: as early as may be.
-    ``remembers_decisions``: as of ``Policy``.
+    ``max_prefix``: longest prefix of committed actions that it accepts. ``methods``: the chunking methods that it and
+    its runtime offer. ``action_delay``: control steps from an observation to the execution of the first action, as in
+    its training; 0: as early as may be. ``remembers_decisions``: as of ``Policy``.
     """
 
     protocol: int
@@ -54,10 +54,17 @@ class Hello:
     image_size: list[int]
     control_hz: float
     max_prefix: int
+    methods: list[str]
     action_delay: int = 0
     remembers_decisions: bool = False
 
-    def check_execute_steps(self, method: str, execute_steps: int) -> None:
+    def check_chunking(self, method: str, execute_steps: int) -> None:
+        """ValueError if this policy cannot be asked so: by a method that it does not offer, or not at these steps."""
+        if method not in self.methods:
+            raise ValueError(f"this policy does not offer {method!r}; use one of {', '.join(self.methods)}")
+        self._check_execute_steps(method, execute_steps)
+
+    def _check_execute_steps(self, method: str, execute_steps: int) -> None:
         """ValueError if this policy would be asked at other intervals than in its training, and remembers them."""
         if self.remembers_decisions and method != "queue" and execute_steps != self.action_horizon:
             raise ValueError(
@@ -73,7 +80,7 @@ class ActRequest:
 
     ``images``: camera -> uint8 [height, width, 3], RGB. ``state`` [state_dim]. ``leftover`` [L, A]: actions still
     planned. ``delay`` <= L: how many of them will be executed before the answer arrives. ``execute_steps``: actions
-    between two requests.
+    between two requests. ``anew``: what was planned before is void (a stop, a pause, somebody else acted).
     """
 
     id: int
@@ -84,6 +91,7 @@ class ActRequest:
     leftover: NDArray[np.float32]
     delay: int
     execute_steps: int
+    anew: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,13 +15,34 @@ import os
 import shutil
 import threading
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter, ValidationError
 
 from episodes.files import write_atomically
-from policies.bundle import MANIFEST, BundleError, copy_bundle, read_bundle_info
+from policies.bundle import MANIFEST, BundleError, bundle_version, copy_bundle, manifest_version, tensors_name
 from sims.errors import reason
 
-KEPT = 5  # bundles that were not rolled back; also the others are known by their hash
+FORMAT: Literal[2] = 2  # of the record; 1 named versions by their weights alone
+KEPT = 5  # bundles that were not rolled back; also the others are known by their name
+
+
+class NotWritten(BundleError):
+    """What was published or rolled back cannot be kept. The message names the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Record:
+    """versions.json"""
+
+    format: Literal[2]
+    order: list[str]
+    rolled_back: list[str]
+
+
+_RECORD = TypeAdapter(_Record)
 
 
 @contextlib.contextmanager
@@ -46,8 +67,9 @@ class PublishedVersions:
 
     Several processes may keep the record of one folder: each change is made to what is on the disk.
 
-    ``order``: SHA-256 of all of them, the one published last at the end; ``rolled_back``: of those that failed.
-    ``restore``: after a roll-back the version before is put there again.
+    A version's name is its ``bundle_version``: the same weights with other settings are another version. ``order``: of
+    all, the one published last at the end; ``rolled_back``: of those that failed. ``restore``: after a roll-back the
+    version before is put there again.
     """
 
     def __init__(self, bundle: Path, *, restore: bool = True) -> None:
@@ -61,125 +83,111 @@ class PublishedVersions:
             pass
 
     def newest(self, *, in_use: Collection[str] = ()) -> str:
-        """SHA-256 of the version to serve, which is kept, as are those ``in_use``. Raises BundleError if there is none.
+        """Name of the version to serve, which is kept, as are those ``in_use``. Raises BundleError if there is none.
 
         Never of one that was rolled back: where such a bundle was put there again, the newest other one replaces it.
-        An older one that was put there again is the newest. Settings that were changed there are kept as well.
+        An older one that was put there again is the newest. NotWritten if a new one cannot be kept.
         """
         with self._changing():
-            sha256 = read_bundle_info(self._live).sha256
-            if sha256 in self.rolled_back:
-                sha256 = self._standing()[-1]
-                self._publish(sha256)
-            if sha256 not in self._standing()[-1:]:
-                self._keep(sha256, in_use)
-                self._move_to_end(sha256)
-                self._write()
-            self._take_settings(sha256)
-            return sha256
+            version = bundle_version(self._live)
+            if version in self.rolled_back:
+                version = self._standing()[-1]
+                with contextlib.suppress(OSError):  # it is kept, and put there once it can be
+                    self._publish(version)
+            if version not in self._standing()[-1:]:
+                self._keep(version, in_use)
+                self._write(self._at_end(version), self.rolled_back)
+            return version
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """The record as it is on the disk; other threads and processes wait meanwhile."""
-        with self._lock, changing_published(self._live):
-            if self._index.exists():
-                known = json.loads(self._index.read_text())
-                self.order, self.rolled_back = known["order"], known["rolled_back"]
-            yield
+        """The record as it is on the disk; other threads and processes wait meanwhile. Raises BundleError."""
+        try:
+            with self._lock, changing_published(self._live):
+                if self._index.exists():
+                    self.order, self.rolled_back = _read(self._index)
+                yield
+        except OSError as error:  # a full disk names no file
+            raise NotWritten(f"{error.filename or self._kept}: {reason(error)}") from error
 
-    def folder(self, sha256: str) -> Path:
-        return self._kept / sha256[:12]
+    def folder(self, version: str) -> Path:
+        return self._kept / version[:12]
 
-    def before(self, sha256: str) -> str | None:
+    def before(self, version: str) -> str | None:
         """The newest version before this one that stands and is kept; None where there is none."""
         with self._lock:
             standing = self._standing()
-            earlier = standing[: standing.index(sha256)] if sha256 in standing else []
+            earlier = standing[: standing.index(version)] if version in standing else []
             return next((one for one in reversed(earlier) if (self.folder(one) / MANIFEST).exists()), None)
 
-    def behind(self, sha256: str) -> int:
+    def behind(self, version: str) -> int:
         """How many versions, not rolled back, were published after this one; of an unknown one, all."""
         with self._lock:
-            later = self.order[self.order.index(sha256) + 1 :] if sha256 in self.order else self.order
+            later = self.order[self.order.index(version) + 1 :] if version in self.order else self.order
             return sum(one not in self.rolled_back for one in later)
 
-    def number(self, sha256: str) -> int | None:
+    def number(self, version: str) -> int | None:
         """From 1 on, in the order in which they were last published."""
         with self._lock:
-            return self.order.index(sha256) + 1 if sha256 in self.order else None
-
-    def roll_back(self, newest: str | None = None) -> tuple[str, str] | None:
-        """Publish the version before the newest again; (rolled back, published), None if none is left or kept.
-
-        ``newest``: which it must be, else None.
-        """
-        self.newest()
-        with self._changing():
-            standing = self._standing()
-            if len(standing) < 2 or newest not in (None, standing[-1]) or not self.folder(standing[-2]).exists():
-                return None
-            *_, before, failed = standing
-            self._drop(failed)
-            self._publish(before)
-            return failed, before
+            return self.order.index(version) + 1 if version in self.order else None
 
     def drop(self, failed: str, before: str) -> None:
-        """A robot rolled ``failed`` back to ``before``, which is published again unless there is a newer one.
+        """``failed`` was rolled back to ``before``, which is kept and published again unless there is a newer one.
 
-        BundleError names the file that cannot be written; all of it may be tried again.
+        Raises NotWritten; all of it may be tried again.
         """
-        try:
-            with self._changing():
-                replaced = read_bundle_info(self._live).sha256 == failed
-                if replaced:
-                    self._move_to_end(before)
-                self._drop(failed)
-                if replaced:
-                    self._publish(before)
-        except OSError as error:  # a full disk names no file
-            raise BundleError(f"{error.filename or self._kept}: {reason(error)}") from error
+        with self._changing():
+            replaced = bundle_version(self._live) == failed
+            newest = [one for one in self._standing() if one != failed][-1:]
+            moves = replaced and before not in newest
+            rolled_back = list(dict.fromkeys([*self.rolled_back, failed]))
+            self._write(self._at_end(before) if moves else self.order, rolled_back)
+            if replaced:
+                self._publish(before)
 
     def _standing(self) -> list[str]:
         return [one for one in self.order if one not in self.rolled_back]
 
-    def _move_to_end(self, sha256: str) -> None:
-        self.order = [*(one for one in self.order if one != sha256), sha256]
+    def _at_end(self, version: str) -> list[str]:
+        return [*(one for one in self.order if one != version), version]
 
-    def _drop(self, failed: str) -> None:
-        if failed not in self.rolled_back:
-            self.rolled_back.append(failed)
-        self._write()
-
-    def _publish(self, sha256: str) -> None:
+    def _publish(self, version: str) -> None:
         """A version that is kept."""
         if self._restore:
-            copy_bundle(self.folder(sha256), self._live)
+            copy_bundle(self.folder(version), self._live)
 
-    def _keep(self, sha256: str, in_use: Collection[str]) -> None:
+    def _keep(self, version: str, in_use: Collection[str]) -> None:
         """A copy; raises BundleError if the learner replaces the bundle meanwhile."""
         being_replaced = BundleError(f"{self._live} is being replaced")
-        if (info := read_bundle_info(self._live)).sha256 != sha256:
-            raise being_replaced
         manifest = (self._live / MANIFEST).read_bytes()
+        if manifest_version(manifest) != version:
+            raise being_replaced
+        sha256 = json.loads(manifest)["sha256"]
+        tensors = tensors_name(sha256)
         try:
-            _link(self._live / info.tensors, self.folder(sha256) / info.tensors, sha256)
+            _link(self._live / tensors, self.folder(version) / tensors, sha256)
         except FileNotFoundError:
             raise being_replaced from None
-        write_atomically(self.folder(sha256) / MANIFEST, manifest)
-        newest = [one for one in self._standing() if one != sha256][-(KEPT - 1) :]
+        write_atomically(self.folder(version) / MANIFEST, manifest)
+        newest = [one for one in self._standing() if one != version][-(KEPT - 1) :]
         for old in self.order:
-            if old not in (sha256, *newest, *in_use):
+            if old not in (version, *newest, *in_use):
                 shutil.rmtree(self.folder(old), ignore_errors=True)
 
-    def _take_settings(self, sha256: str) -> None:
-        """Those that were changed in the bundle since this version, which has its weights, was kept."""
-        manifest, kept = (self._live / MANIFEST).read_bytes(), self.folder(sha256) / MANIFEST
-        if json.loads(manifest)["sha256"] == sha256 and kept.exists() and kept.read_bytes() != manifest:
-            write_atomically(kept, manifest)
+    def _write(self, order: list[str], rolled_back: list[str]) -> None:
+        record = _Record(format=FORMAT, order=order, rolled_back=rolled_back)
+        write_atomically(self._index, _RECORD.dump_json(record))
+        self.order, self.rolled_back = order, rolled_back
 
-    def _write(self) -> None:
-        state = {"order": self.order, "rolled_back": self.rolled_back}
-        write_atomically(self._index, json.dumps(state).encode())
+
+def _read(index: Path) -> tuple[list[str], list[str]]:
+    """``order`` and ``rolled_back``. Raises BundleError."""
+    try:
+        record = _RECORD.validate_json(index.read_bytes())
+    except ValidationError:
+        what = f"{index} is damaged, or of another version of vla-rl"
+        raise BundleError(f"{what}: remove it; then no roll-back before is known") from None
+    return record.order, record.rolled_back
 
 
 def _link(tensors: Path, kept: Path, sha256: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from policies.bundle import load_bundle, read_bundle_info
+from policies.bundle import bundle_version, load_bundle
 from policies.device import CPU, Device
 from real_robot.serving.backends import ChunkBackend, PolicyBackend
 from real_robot.serving.onnx.backend import OnnxBackend
@@ -15,8 +15,9 @@ from real_robot.serving.runtimes import Runtime
 
 
 def _torch_backend(bundle: Path, device: Device, *, compiled: bool) -> ChunkBackend:
+    version = bundle_version(bundle)  # before: one that changes meanwhile is seen as another one
     policy = load_bundle(bundle, device=replace(device, compile=compiled))
-    return PolicyBackend(policy, fingerprint=read_bundle_info(bundle).sha256)
+    return PolicyBackend(policy, fingerprint=version)
 
 
 def _onnx_backend(bundle: Path, device: Device) -> ChunkBackend:
@@ -33,7 +34,4 @@ RUNTIMES: Mapping[Runtime, Callable[[Path, Device], ChunkBackend]] = {
 
 def load_backend(bundle: Path, runtime: Runtime = "eager", device: Device = CPU) -> ChunkBackend:
     """The backend that answers with ``bundle``'s actions. UserError or BundleError if it cannot."""
-    whole = read_bundle_info(bundle).whole_sha256  # before: one that changes meanwhile is seen as another one
-    backend = RUNTIMES[runtime](bundle, device)
-    backend.bundle_sha256 = whole
-    return backend
+    return RUNTIMES[runtime](bundle, device)

@@ -64,6 +64,7 @@ class RemotePolicy:
         self._num_requests, self._steps = 0, ExecutedSteps()
         self._due: tuple[ChunkRequest, int, Measurement] | None = None  # with the step that it is recorded at
         self._sent: tuple[ChunkRequest, float] | None = None  # with the time of its observation
+        self._anew = True  # no request was answered since the plan was dropped
         self._observed_s = 0.0  # of the observation that the plan is based on
 
     def action(self, tick: int, measured: Measurement, lead_ticks: int) -> Action | None:
@@ -94,6 +95,7 @@ class RemotePolicy:
         self._scheduler.clear()
         self._steps.restart_ticks()
         self._due = self._sent = None
+        self._anew = True
 
     def request_chunk(self, now_s: float) -> None:
         """Observe and send a request, if the last ``action`` found one due.
@@ -122,6 +124,7 @@ class RemotePolicy:
                 leftover=np.ascontiguousarray(request.leftover),
                 delay=request.delay,
                 execute_steps=self._chunking.execute_steps,
+                anew=self._anew,
             )
         )
 
@@ -155,6 +158,7 @@ class RemotePolicy:
             return
         if late is not None:
             self._observed_s = observed_s
+            self._anew = False
             self.counters.chunks += 1
             self.counters.late_chunks += late
             self.problem = ""
@@ -168,5 +172,5 @@ def check_policy(hello: Hello, embodiment: Embodiment, chunking: ChunkingConfig)
             raise ValueError(
                 f"the policy has {name} {got}, this robot's embodiment has {wanted}: it is for another robot"
             )
-    hello.check_execute_steps(chunking.method, chunking.execute_steps)
+    hello.check_chunking(chunking.method, chunking.execute_steps)
     chunking.check(hello.action_horizon)

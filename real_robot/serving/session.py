@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
@@ -36,6 +37,7 @@ from real_robot.serving.protocol import (
     unpack_map,
 )
 from real_robot.serving.versions import Versions
+from sims.tensor_dataclass import TensorDataclass
 
 SUPERSEDED_PAUSE_S = 0.02
 ROLLED_BACK_POLL_S = 0.2
@@ -154,9 +156,7 @@ class ClientSession:
         if self._may_not_begin():
             raise WireError(f"policy {self._backend.hello.fingerprint[:12]} was rolled back")
         self._begun = True
-        (actions, self._state), inference_s = await self._turns.compute(
-            self._turn, lambda: self._backend.act(message, self._state)
-        )
+        (actions, self._state), inference_s = await self._turns.compute(self._turn, lambda: self._act(message))
         self._metrics.chunks += 1
         self._metrics.inference_s.append(inference_s)
         if openpi:
@@ -165,6 +165,10 @@ class ClientSession:
         else:
             reply = pack(Chunk(id=message.id, actions=actions, inference_s=inference_s))
         return await self._connection.send(reply)
+
+    def _act(self, request: ActRequest) -> tuple[NDArray[np.float32], TensorDataclass]:
+        state = self._backend.forget_plan(self._state) if request.anew else self._state
+        return self._backend.act(request, state)
 
     def _read(self, data: bytes) -> tuple[dict[str, Any], Message]:
         fields = unpack_map(data)

@@ -6,6 +6,7 @@ bundle on disk changes -> loaded, verified, warmed up beside the running one -> 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -16,15 +17,17 @@ from functools import partial
 from pathlib import Path
 
 from episodes.overlays import EpisodeOutcome
-from policies.bundle import read_bundle_info
+from policies.bundle import bundle_version
 from real_robot.serving.backends import ChunkBackend
 from real_robot.serving.protocol import EpisodeEnd
-from real_robot.serving.published import PublishedVersions
-from sims.errors import UserError, reason
+from real_robot.serving.published import NotWritten, PublishedVersions
+from real_robot.serving.roll_backs import RollBackRecord
+from sims.errors import UserError
 
 POLL_S = 1.0
 RETRY_S = 600.0  # the longest pause before a bundle that could not be loaded is tried again
 NUM_KEPT = 3
+MAY_DIFFER = ("fingerprint", "max_prefix", "methods", "remembers_decisions")  # of a version for the same robot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +100,10 @@ class Versions:
     ) -> None:
         self.rule = rule or RollbackRule()
         self.rolled_back = dict.fromkeys(rolled_back, "in an earlier run")  # and why
-        self._record, self._unwritten, self._unwritten_why = record, deque[tuple[str, str]](), ""
+        self._roll_backs = RollBackRecord(record)
         self._same_horizon = same_horizon
         self._versions = [self._version(first)]
-        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
 
     @property
     def current(self) -> ChunkBackend:
@@ -126,7 +129,6 @@ class Versions:
     def offer(self, backend: ChunkBackend) -> None:
         """Serve ``backend`` from the next episode on; one that is kept goes on with its results.
 
-        Where the bundle's settings are others than those of the kept one, it is replaced and counted anew.
         ValueError if it is for another robot, or was rolled back.
         """
         new = backend.hello
@@ -134,15 +136,15 @@ class Versions:
             old = self._versions[-1].backend.hello
             self.check(new.fingerprint)
             horizon = old.action_horizon if self._same_horizon else new.action_horizon
-            may_differ = {name: getattr(new, name) for name in ("fingerprint", "max_prefix", "remembers_decisions")}
-            if new != replace(old, action_horizon=horizon, **may_differ):
+            if new != replace(old, action_horizon=horizon, **{name: getattr(new, name) for name in MAY_DIFFER}):
                 raise ValueError(f"version {new.fingerprint[:12]} is for another robot: {new} instead of {old}")
-            known = [version for version in self._versions if _is_same(version.backend, backend)]
+            known = [version for version in self._versions if version.fingerprint == new.fingerprint]
             others = [version for version in self._versions if version.fingerprint != new.fingerprint]
             failed = [version.fingerprint for version in others if version.fingerprint in self.rolled_back]
             standing = [version for version in others if version.fingerprint not in self.rolled_back]
             self._versions = self._to_keep([*standing, *(known or [self._version(backend)])])
-        self._unwritten += [(one, new.fingerprint) for one in failed]  # they served for want of another
+        for one in failed:  # they served for want of another
+            self._roll_backs.add(one, new.fingerprint)
         self.write_roll_backs()
 
     def report(self, end: EpisodeEnd, *, episode: str = "") -> str:
@@ -194,27 +196,13 @@ class Versions:
             now = self._versions[-1].fingerprint
         if now == fingerprint:
             return f"version {now[:12]} failed and serves until there is another one: {reason}"
-        self._unwritten.append((fingerprint, now))
+        self._roll_backs.add(fingerprint, now)
         self.write_roll_backs()
         return f"rolled back {fingerprint[:12]} to {now[:12]}: {reason}" if fingerprint in kept else ""
 
     def write_roll_backs(self) -> None:
-        """Record those that are not recorded yet. Why one cannot be is said once; it is kept for the next call."""
-        with self._writing:
-            while self._unwritten:
-                failed, before = self._unwritten[0]
-                what = f"that {failed[:12]} was rolled back"
-                try:
-                    self._record(failed, before)
-                except (UserError, ValueError) as error:
-                    if str(error) != self._unwritten_why:
-                        print(f"a restart forgets {what}, until it can be written: {error}", file=sys.stderr)
-                    self._unwritten_why = str(error)
-                    return
-                self._unwritten.popleft()
-                if self._unwritten_why:
-                    print(f"it is written now {what}", file=sys.stderr)
-            self._unwritten_why = ""
+        """Record those that could not be recorded yet."""
+        self._roll_backs.write()
 
     def summary(self) -> list[dict[str, str | float | int | None]]:
         """The versions that are kept, the last offered at the end, with the results of their last episodes."""
@@ -266,33 +254,33 @@ def follow(
     try:
         published = PublishedVersions(bundle, restore=restore)
         newest = published.newest()
-    except OSError as error:
+    except NotWritten as error:
         if restore:
             raise
-        print(f"a restart forgets roll-backs: {error.filename or bundle}: {reason(error)}", file=sys.stderr)
+        print(f"a restart forgets roll-backs: {error}", file=sys.stderr)
         versions = Versions(load(bundle), same_horizon=same_horizon)
         return versions, BundleWatcher(versions, bundle, load)
 
-    def load_version(sha256: str) -> ChunkBackend:
+    def load_version(version: str) -> ChunkBackend:
         """From the bundle itself where that stays as it is: an ONNX export is beside it."""
-        itself = not restore and read_bundle_info(bundle).sha256 == sha256
-        return load(bundle if itself else published.folder(sha256))
+        itself = not restore and bundle_version(bundle) == version
+        return load(bundle if itself else published.folder(version))
 
-    there = read_bundle_info(bundle)
-    if failed := there.sha256 in published.rolled_back:
-        print(f"{bundle} is version {there.sha256[:12]}, which was rolled back: serving {newest[:12]}", file=sys.stderr)
+    there = bundle_version(bundle)
+    if failed := there in published.rolled_back:
+        print(f"{bundle} is version {there[:12]}, which was rolled back: serving {newest[:12]}", file=sys.stderr)
     versions = _open_versions(published, load_version, same_horizon=same_horizon)
 
     def load_newest(bundle: Path) -> ChunkBackend:
         return load_version(published.newest(in_use=versions.kept))
 
-    return versions, BundleWatcher(versions, bundle, load_newest, tried=there.whole_sha256 if failed else "")
+    return versions, BundleWatcher(versions, bundle, load_newest, tried=there if failed else "")
 
 
 def _open_versions(
     published: PublishedVersions, load: Callable[[str], ChunkBackend], *, same_horizon: bool
 ) -> Versions:
-    """The newest version, and the one before it, to go back to; ``load``: a version of this SHA-256.
+    """The newest version, and the one before it, to go back to; ``load``: the version of this name.
 
     What is rolled back is recorded in ``published``. One before that cannot be loaded is only reported.
     """
@@ -309,11 +297,6 @@ def _open_versions(
     return start(serving)
 
 
-def _is_same(one: ChunkBackend, other: ChunkBackend) -> bool:
-    """Whether weights and settings are the same."""
-    return (one.hello.fingerprint, one.bundle_sha256) == (other.hello.fingerprint, other.bundle_sha256)
-
-
 def _rate(results: Sequence[bool]) -> float:
     return sum(results) / len(results)
 
@@ -323,7 +306,7 @@ class BundleWatcher:
 
     One that was rolled back, cannot be loaded or does not fit is only reported, and tried again when a file beside it
     changes, as by an export, and with growing pauses. A roll-back that could not be written is tried again as well.
-    ``tried``: ``BundleInfo.whole_sha256`` of one that was dealt with already.
+    ``tried``: ``bundle_version`` of one that was dealt with already.
     """
 
     def __init__(
@@ -345,18 +328,17 @@ class BundleWatcher:
             self._versions.write_roll_backs()
             there = None
             try:
-                info, there, serving = read_bundle_info(self._path), _files(self._path), self._versions.current
-                if info.whole_sha256 in (tried, serving.bundle_sha256):
-                    tried = info.whole_sha256
+                version, there = bundle_version(self._path), _files(self._path)
+                if version in (tried, self._versions.current.hello.fingerprint):
+                    tried = version
                     continue
                 if there == failed and time.monotonic() < again_s:
                     continue
                 pause_s = min(2 * pause_s, RETRY_S) if there == failed else POLL_S
-                self._versions.check(info.sha256)
+                self._versions.check(version)
                 self._versions.offer(self._load(self._path))
-                tried, last_message = info.whole_sha256, ""
-                changed = " with other settings" if info.sha256 == serving.hello.fingerprint else ""
-                message = f"serving version {info.sha256[:12]}{changed} from the next episode on"
+                tried, last_message = version, ""
+                message = f"serving version {version[:12]} from the next episode on"
             except Exception as error:  # whatever is wrong with a bundle, the version that serves goes on
                 failed, again_s = there, time.monotonic() + pause_s
                 message = f"the new bundle is not served: {error}"
@@ -367,4 +349,8 @@ class BundleWatcher:
 
 def _files(folder: Path) -> list[tuple[str, int]]:
     """Names and times of change of what is in a bundle's folder."""
-    return sorted((path.name, path.stat().st_mtime_ns) for path in folder.iterdir())
+    found = []
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # written under this name, and just given its own
+            found.append((path.name, path.stat().st_mtime_ns))
+    return sorted(found)

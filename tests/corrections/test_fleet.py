@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.client
 import json
@@ -25,10 +26,11 @@ from playwright.sync_api import Browser
 from pydantic import ValidationError
 
 from benchmarks.fleet import Fleet, Proxy
+from episodes.files import write_atomically
 from episodes.overlays import append_changes, read_changes
 from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore
-from policies.bundle import BundleError, BundleInfo, install_bundle, read_bundle_info, save_bundle
+from policies.bundle import BundleError, bundle_version, install_bundle, read_bundle_info, save_bundle
 from policies.policy import RobotSpec
 from real_robot.corrections.server import CorrectionServer
 from real_robot.corrections.web import Address
@@ -45,7 +47,7 @@ from sims.subproc.termination import Terminated
 from tests.corrections.scripted_operator import open_session
 from tests.corrections.small_server import server, write_bundle
 from tests.episodes.episode_examples import make_episode
-from tests.real_robot.small_policies import small_policy
+from tests.real_robot.small_policies import change_settings, small_policy
 from vla_rl.runners.corrections import correct, fleet, join_fleet
 from vla_rl.runs.run_dir import lock_folder
 
@@ -120,17 +122,75 @@ def test_versions_are_counted_and_the_one_before_is_published_again(tmp_path: Pa
         names.append(PublishedVersions(tmp_path / "bundle").newest())  # also over a restart
     versions = PublishedVersions(tmp_path / "bundle")
     assert [versions.behind(name) for name in (*names, "unknown")] == [2, 1, 0, 3]
-    assert versions.roll_back() == (names[2], names[1])
-    assert read_bundle_info(tmp_path / "bundle").sha256 == names[1] == PublishedVersions(tmp_path / "bundle").newest()
+    hub = Hub(versions, max_behind=3)
+    assert hub.roll_back(names[2]) == (names[2], names[1])
+    assert bundle_version(tmp_path / "bundle") == names[1] == PublishedVersions(tmp_path / "bundle").newest()
     assert [versions.behind(name) for name in names] == [1, 0, 0]
-    assert versions.roll_back(names[2]) is None  # asked twice, or by somebody who has not seen the newest
-    assert versions.roll_back() == (names[1], names[0])
-    assert versions.roll_back() is None
+    assert hub.roll_back(names[2]) is None  # asked twice, or by somebody who has not seen the newest
+    assert hub.roll_back(names[1]) == (names[1], names[0])
+    assert hub.roll_back(names[0]) is None
     assert PublishedVersions(tmp_path / "bundle").rolled_back == [names[2], names[1]]
     kept = versions.folder(names[2])
     with pytest.raises(BundleError, match="damaged"):
         install_bundle(tmp_path / "bundle", manifest=(kept / "bundle.json").read_bytes(), tensors=b"other weights")
-    assert read_bundle_info(tmp_path / "bundle").sha256 == names[0]
+    assert bundle_version(tmp_path / "bundle") == names[0]
+
+
+def test_a_roll_back_of_the_fleet_that_cannot_be_written_is_said_once_and_written_when_it_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    publish(tmp_path, 0)
+    versions = PublishedVersions(tmp_path / "bundle")
+    names = [versions.newest()]
+    publish(tmp_path, 1)
+    names.append(versions.newest())
+    hub, full = Hub(versions, max_behind=0), True
+
+    def write(path: Path, data: bytes) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_atomically(path, data)
+
+    for module in ("policies.bundle", "real_robot.serving.published"):
+        monkeypatch.setattr(f"{module}.write_atomically", write)
+    for _ in range(2):  # a second click
+        assert hub.roll_back(names[1]) == (names[1], names[0])
+    what = f"that {names[1][:12]} was rolled back"
+    said = f"a restart forgets {what}, until it can be written: {tmp_path / 'published'}: no space left on device\n"
+    current = replace(WELL, version=names[1])
+    for _ in range(2):  # the robots go back at once
+        assert hub.report("one", current).rolled_back == [names[1]]
+    (row,) = hub.rows()
+    assert (row["rolled_back"], bundle_version(tmp_path / "bundle")) == (True, names[1])
+    full = False
+    orders = hub.report("one", current)
+    assert (orders.version, orders.rolled_back, orders.behind) == (names[0], [names[1]], 0)
+    assert bundle_version(tmp_path / "bundle") == names[0]
+    assert PublishedVersions(tmp_path / "bundle").rolled_back == [names[1]]
+    assert capsys.readouterr().err == f"{said}it is written now {what}\n"
+
+
+@pytest.mark.parametrize("restore", [False, True])
+def test_a_version_that_cannot_be_put_there_again_is_served_nonetheless(
+    tmp_path: Path, restore: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """A full disk after the record was written."""
+    publish(tmp_path, 0)
+    versions = PublishedVersions(tmp_path / "bundle", restore=restore)
+    names = [versions.newest()]
+    publish(tmp_path, 1)
+    names.append(versions.newest())
+
+    def write(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr("policies.bundle.write_atomically", write)
+        with pytest.raises(BundleError, match="no space left") if restore else nullcontext():
+            versions.drop(names[1], names[0])
+        assert versions.newest() == names[0]
+    assert versions.newest() == names[0]
+    assert bundle_version(tmp_path / "bundle") == names[0 if restore else 1]
 
 
 def test_the_last_version_that_stood_is_kept_whatever_was_rolled_back_after_it(tmp_path: Path):
@@ -140,9 +200,9 @@ def test_the_last_version_that_stood_is_kept_whatever_was_rolled_back_after_it(t
     for seed in range(1, KEPT + 2):
         publish(tmp_path, seed)
         failed = versions.newest()
-        assert versions.roll_back() == (failed, good)
+        assert Hub(versions, max_behind=3).roll_back(failed) == (failed, good)
     publish(tmp_path, 1)  # put there once more
-    assert versions.newest() == good == read_bundle_info(tmp_path / "bundle").sha256
+    assert versions.newest() == good == bundle_version(tmp_path / "bundle")
 
 
 def test_what_a_robot_goes_back_to_is_kept_and_the_newest_after_a_restart(tmp_path: Path):
@@ -154,7 +214,7 @@ def test_what_a_robot_goes_back_to_is_kept_and_the_newest_after_a_restart(tmp_pa
         failed = versions.newest(in_use=[proven])
     versions.drop(failed, proven)
     again = PublishedVersions(tmp_path / "bundle", restore=False)
-    assert again.newest() == proven == read_bundle_info(again.folder(proven)).sha256
+    assert again.newest() == proven == bundle_version(again.folder(proven))
 
 
 def test_a_roll_back_of_one_process_is_kept_by_the_others(tmp_path: Path):
@@ -164,7 +224,7 @@ def test_a_roll_back_of_one_process_is_kept_by_the_others(tmp_path: Path):
         save_bundle(small_policy(seed=seed), live)
         names.append(PublishedVersions(live).newest())
     one, other = PublishedVersions(live), PublishedVersions(live)
-    assert one.roll_back() == (names[1], names[0])
+    assert Hub(one, max_behind=3).roll_back(names[1]) == (names[1], names[0])
     save_bundle(small_policy(seed=2), live)
     newest = other.newest()
     for versions in (PublishedVersions(live), other):
@@ -184,18 +244,18 @@ def test_a_bundle_that_is_replaced_while_it_is_copied_is_not_taken_for_the_one_b
     publish(tmp_path, 0)
     versions, learner = PublishedVersions(tmp_path / "bundle"), iter([1])
 
-    def read(path: Path) -> BundleInfo:
-        info = read_bundle_info(path)
+    def read(path: Path) -> str:
+        version = bundle_version(path)
         for seed in learner:  # it publishes just after the first reading
             publish(tmp_path, seed)
-        return info
+        return version
 
-    monkeypatch.setattr("real_robot.serving.published.read_bundle_info", read)
+    monkeypatch.setattr("real_robot.serving.published.bundle_version", read)
     with pytest.raises(BundleError, match="is being replaced"):
         versions.newest()
     newest = versions.newest()
     assert versions.order == [newest]
-    assert read_bundle_info(versions.folder(newest)).sha256 == newest
+    assert bundle_version(versions.folder(newest)) == newest
 
 
 def test_who_needs_help_most_comes_first(tmp_path: Path):
@@ -264,7 +324,7 @@ def test_the_hub_lets_nobody_in_without_its_token(tmp_path: Path):
     with serving_fleet(tmp_path, address=HUB, max_behind=3):
         join = json.loads((tmp_path / JOIN).read_text())
         assert (tmp_path / JOIN).stat().st_mode & 0o777 == 0o600
-        version = read_bundle_info(tmp_path / "bundle").sha256
+        version = bundle_version(tmp_path / "bundle")
 
         def ask(method: str, path: str, token: str, body: bytes | None = None) -> int:
             with closing(http.client.HTTPConnection(urlsplit(join["address"]).netloc, timeout=60)) as connection:
@@ -315,7 +375,7 @@ class CutsEveryConnection(random.Random):
 
 def test_a_bundle_is_fetched_over_connections_that_all_break(tmp_path: Path) -> None:
     publish(tmp_path, 0)
-    info = read_bundle_info(tmp_path / "bundle")
+    info, version = read_bundle_info(tmp_path / "bundle"), bundle_version(tmp_path / "bundle")
     with serving_fleet(tmp_path, address=HUB, max_behind=3):
         join = json.loads((tmp_path / JOIN).read_text())
         proxy = Proxy(urlsplit(join["address"]).port or 0, CutsEveryConnection())
@@ -324,17 +384,17 @@ def test_a_bundle_is_fetched_over_connections_that_all_break(tmp_path: Path) -> 
         fetch, broken, fetched = BundleFetch(HubClient(tmp_path / "join")), 0, None
         while fetched is None:
             try:
-                fetched = fetch.go_on(info.sha256, time.monotonic() + 60)
+                fetched = fetch.go_on(version, time.monotonic() + 60)
             except (OSError, http.client.HTTPException):
                 broken += 1
-                assert broken < 10 and fetch.version == info.sha256
+                assert broken < 10 and fetch.version == version
         proxy.close()
         manifest, tensors = fetched
         assert broken >= 2 and fetch.version == ""
         install_bundle(tmp_path / "installed", manifest=manifest, tensors=tensors)
         assert read_bundle_info(tmp_path / "installed") == info
         direct = BundleFetch(HubClient(tmp_path / JOIN))
-        assert direct.go_on(info.sha256, time.monotonic()) is None and direct.version == info.sha256
+        assert direct.go_on(version, time.monotonic()) is None and direct.version == version
         with pytest.raises(HubRefused, match="no such bundle"):
             direct.go_on("0" * 64, time.monotonic() + 60)
         assert direct.version == ""
@@ -419,7 +479,7 @@ def test_an_older_bundle_that_is_published_again_serves_unless_the_robot_rolled_
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     def put(seed: int) -> str:
-        return read_bundle_info(write_bundle(tmp_path / "bundle", seed=seed)).sha256
+        return bundle_version(write_bundle(tmp_path / "bundle", seed=seed))
 
     first = put(7)
     with server(tmp_path) as one, serving_fleet(tmp_path, address=HUB, max_behind=0):
@@ -449,6 +509,33 @@ def test_an_older_bundle_that_is_published_again_serves_unless_the_robot_rolled_
             time.sleep(2.5)
             assert "not served" not in capsys.readouterr().err
             assert versions.current.hello.fingerprint == first
+
+
+def test_settings_that_are_corrected_at_the_hub_reach_a_robot_that_has_the_weights(tmp_path: Path):
+    """Also where the version with the former settings was rolled back."""
+    live = write_bundle(tmp_path / "bundle", seed=7)
+    with server(tmp_path) as one, serving_fleet(tmp_path, address=HUB, max_behind=3):
+        versions = one.robot.session.versions
+        with closing(join_fleet(one, tmp_path / JOIN)):
+            for denoising_steps in (1, 2):
+                change_settings(live, denoising_steps)
+                given = bundle_version(live)
+                until(lambda version=given: versions.current.hello.fingerprint == version, "the settings are taken up")  # type: ignore[misc]
+                assert read_bundle_info(one.folder / "bundle").config == read_bundle_info(live).config
+                if denoising_steps == 1:
+                    versions.report_fault(given, "by hand")
+        assert given not in versions.rolled_back
+
+
+def test_a_version_that_is_not_what_the_hub_says_is_not_installed(tmp_path: Path):
+    publish(tmp_path, 0)
+    version = bundle_version(tmp_path / "bundle")
+    with serving_fleet(tmp_path, address=HUB, max_behind=3):
+        change_settings(PublishedVersions(tmp_path / "bundle").folder(version), 1)
+        fetch = BundleFetch(HubClient(tmp_path / JOIN))
+        with pytest.raises(HubRefused, match=f"what the hub keeps as version {version[:12]} was changed there"):
+            fetch.go_on(version, time.monotonic() + 60)
+        assert fetch.version == ""
 
 
 def test_a_wrong_file_or_name_is_said(tmp_path: Path):
@@ -485,7 +572,7 @@ def test_people_who_come_from_the_page_of_the_fleet_have_names_of_their_own(tmp_
 def test_a_version_that_cannot_be_installed_keeps_no_episode_back(tmp_path: Path):
     write_bundle(tmp_path / "bundle", seed=7)
     with server(tmp_path) as one, serving_fleet(tmp_path, address=HUB, max_behind=3):
-        tensors = tmp_path / "published" / read_bundle_info(tmp_path / "bundle").sha256[:12]
+        tensors = tmp_path / "published" / bundle_version(tmp_path / "bundle")[:12]
         shutil.rmtree(tensors)  # the hub answers 404 for it
         one.robot.command(lambda: one.robot.session.end("failure", person="Anna")).result(30)
         with closing(join_fleet(one, tmp_path / JOIN)):
@@ -512,7 +599,7 @@ def test_a_robot_of_another_kind_keeps_its_policy_and_the_hub_takes_none_of_its_
             assert said.count("is not served") == said.count("is not delivered") == 1
             assert read_bundle_info(one.folder / "bundle") == own
         with server(tmp_path) as again:
-            assert again.robot.session.backend.hello.fingerprint == own.sha256
+            assert again.robot.session.backend.hello.fingerprint == bundle_version(again.folder / "bundle")
     with EpisodeStore(tmp_path / "episodes") as store:
         assert store.entries() == []
 
@@ -575,7 +662,7 @@ def test_a_robot_delivers_learns_and_is_helped_from_the_page_of_the_fleet(chromi
             with EpisodeStore(tmp_path / "episodes") as store:
                 until(lambda: store.labels(id or "") == {"outcome": "failure", "success": False}, "its labels arrive")
             given = versions.current.hello.fingerprint
-            published = read_bundle_info(tmp_path / "bundle").sha256
+            published = bundle_version(tmp_path / "bundle")
             until(lambda: versions.current.hello.fingerprint == published, "the bundle is taken up")
             # by keyboard: its page, where a person helps
             page.focus("#robot-out button")
@@ -587,7 +674,7 @@ def test_a_robot_delivers_learns_and_is_helped_from_the_page_of_the_fleet(chromi
             page.wait_for_selector("#robot-out:not(.waits)")
             # and back to the version before
             write_bundle(tmp_path / "bundle", seed=8)
-            worse = read_bundle_info(tmp_path / "bundle").sha256
+            worse = bundle_version(tmp_path / "bundle")
             until(lambda: versions.current.hello.fingerprint == worse, "the next bundle is taken up")
             page.wait_for_selector(f"#published >> text={worse[:8]}")
             page.focus("#rollback")

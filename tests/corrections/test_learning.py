@@ -18,7 +18,7 @@ import torch
 
 from episodes.schema import EXPERT, HOLD, HUMAN, POLICY
 from episodes.store import EpisodeStore
-from policies.bundle import copy_bundle, load_bundle, read_bundle_info, save_bundle
+from policies.bundle import bundle_version, copy_bundle, load_bundle, read_bundle_info, save_bundle
 from policies.policy import RobotSpec
 from policies.residual.policy import ResidualPolicy
 from real_robot.corrections.browsing import EpisodeBrowser
@@ -29,7 +29,7 @@ from tests.corrections.killed_learner import kill_in_its_first_round
 from tests.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_session
 from tests.corrections.small_server import PATIENT, SIM, server, write_bundle
 from tests.episodes.episode_examples import make_episode
-from tests.real_robot.small_policies import small_policy
+from tests.real_robot.small_policies import change_settings, small_policy
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.cli import main as cli
 from vla_rl.config.corrections import AdaptiveShare, CorrectionsConfig, LearningConfig
@@ -156,7 +156,7 @@ def test_a_round_that_was_trained_but_not_published_is_published_and_its_episode
     unpublish(path)
     watching = learn(tmp_path, replace(CONFIG, learning=replace(FAST, episodes_per_round=1)), watch=True)
     assert next(watching) == first
-    assert read_bundle_info(tmp_path / BUNDLE).sha256[:12] == first["version"]
+    assert bundle_version(tmp_path / BUNDLE)[:12] == first["version"]
     assert (path / "metrics.jsonl").read_bytes() == trained
     corrections(tmp_path, episodes=1)  # one more than those that were learned from
     second = next(watching)
@@ -234,18 +234,29 @@ def test_an_interrupted_round_is_given_up_when_what_it_learned_from_changes(tmp_
 def test_a_round_is_given_up_when_its_policy_is_rolled_back_while_it_trains(tmp_path: Path):
     corrections(tmp_path)
     versions = PublishedVersions(tmp_path / BUNDLE)
-    first = versions.newest()
+    first, weights = versions.newest(), read_bundle_info(tmp_path / BUNDLE).sha256
     learn_round(tmp_path, CONFIG)
     second = versions.newest()
     with ThreadPoolExecutor(1) as learner:
         learned = learner.submit(learn_round, tmp_path, CONFIG)
         while len(read_rounds(tmp_path)) < 2 and not learned.done():
             time.sleep(0.002)
-        assert versions.roll_back() == (second, first)
+        versions.drop(second, first)
         assert learned.result()["round"] == 3
     parents = [begun.parent for _, begun in read_rounds(tmp_path)]
     assert parents == [first, second, first]
-    assert read_bundle_info(tmp_path / BUNDLE).provenance.parent == first
+    assert read_bundle_info(tmp_path / BUNDLE).provenance.parent == weights
+
+
+def test_a_round_that_is_not_published_yet_does_not_take_settings_back(tmp_path: Path):
+    corrections(tmp_path)
+    learn_round(tmp_path, CONFIG)
+    record = tmp_path / LEARNING / "round-001" / "round.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"published": False}))  # killed just before
+    change_settings(tmp_path / BUNDLE, 1)
+    corrected = read_bundle_info(tmp_path / BUNDLE).config
+    assert learn_round(tmp_path, CONFIG)["round"] == 2
+    assert read_bundle_info(tmp_path / BUNDLE).config == corrected
 
 
 def test_adaptive_share_by_hand():
@@ -320,11 +331,12 @@ def test_the_server_takes_the_new_policy_up_between_episodes_and_rolls_back(tmp_
         with ScriptedOperator(one.invite("script"), TakeOverAfter(steps=6)) as operator:
             (first,) = operator.correct(1)
         before = robot.session.versions.current.hello.fingerprint
+        weights = read_bundle_info(folder / "bundle").sha256
         (result,) = learn(folder, CONFIG, watch=False)
         assert (result["round"], result["corrected_episodes"]) == (1, 1)
-        published = read_bundle_info(folder / "bundle")
-        assert published.provenance.parent == before
-        assert published.sha256 != before
+        published = bundle_version(folder / "bundle")
+        assert read_bundle_info(folder / "bundle").provenance.parent == weights
+        assert published != before
         deadline = time.monotonic() + 60
         while robot.session.versions.current.hello.fingerprint == before:
             assert time.monotonic() < deadline
@@ -342,22 +354,22 @@ def test_the_server_takes_the_new_policy_up_between_episodes_and_rolls_back(tmp_
 
         shown = training()
         (trained,) = shown["rounds"]
-        assert (trained["round"], trained["version"]) == (1, published.sha256[:12])
+        assert (trained["round"], trained["version"]) == (1, published[:12])
         metrics = (folder / "learning" / "round-001" / "metrics.jsonl").read_text().splitlines()
         assert trained["loss"] == [json.loads(line)["bc_loss"] for line in metrics]
         old, new = shown["versions"]
         assert (old["version"], old["round"], old["episodes"], old["state"]) == (before[:12], None, 2, "kept")
         assert (old["alone"], old["corrected"]) == (0.0, 1.0)
         assert (new["version"], new["round"], new["episodes"], new["state"]) == (trained["version"], 1, 1, "drives")
-        assert versions.report_fault(published.sha256, "by anna")
+        assert versions.report_fault(published, "by anna")
         assert versions.current.hello.fingerprint == before
-        assert published.sha256 in versions.rolled_back  # not taken up again
+        assert published in versions.rolled_back  # not taken up again
         assert [version["state"] for version in training()["versions"]] == ["drives", "rolled back"]
     with EpisodeStore(folder / EPISODES) as store:
         episodes = [store.read(entry.id) for entry in store.select()]
     assert episodes[0].id == first["episode"]
     # the second began before the new policy was there
-    assert [episode.policy_version for episode in episodes[:3]] == [before, before, published.sha256]
+    assert [episode.policy_version for episode in episodes[:3]] == [before, before, published]
 
 
 def test_the_packaged_configuration_and_wrong_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -14,7 +14,7 @@ import torch
 
 from episodes.schema import EXPERT, HOLD, HUMAN, POLICY, Episode
 from episodes.store import EpisodeStore
-from policies.bundle import load_bundle, read_bundle_info, save_bundle
+from policies.bundle import bundle_version, load_bundle, save_bundle
 from policies.device import select_device
 from policies.policy import RobotSpec
 from policies.pretrained.context import VLAContext
@@ -289,7 +289,7 @@ def test_an_episode_that_is_labelled_anew_gives_the_round_up(tmp_path: Path) -> 
 
 
 def _version(folder: Path) -> str:
-    return read_bundle_info(folder / BUNDLE).sha256
+    return bundle_version(folder / BUNDLE)
 
 
 def test_without_a_chunk_of_a_person_there_is_nothing_to_learn(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from sims.errors import UserError
 from sims.starts import StartSequence
 from sims.subproc.vector_env import SubprocVectorEnv
 from sims.vector_env import encode_instructions
-from tests.corrections.small_server import SIM, session, write_bundle
+from tests.corrections.small_server import SIM, server, session, write_bundle
 from tests.real_robot.small_policies import small_policy
 from tests.sims.counting import Counting, CountingConfig
 
@@ -323,7 +323,7 @@ def test_a_policy_that_remembers_its_decisions_executes_all_of_a_chunk_or_is_ref
             assert ticks(robot, 6) == 6
     else:
         refused = pytest.raises(UserError, match=rf"execute_steps is {steps}, .* 4 control steps apart")
-        with refused, session(tmp_path, execute_steps=steps):
+        with refused, server(tmp_path, execute_steps=steps):
             pass
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from episodes.files import write_atomically
 from policies.compact_encoder import CompactEncoderConfig
 from policies.denoising.action_expert import ActionExpertConfig
 from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
@@ -21,6 +24,13 @@ def small_policy(*, robot: RobotSpec = ROBOT, seed: int = 0, action_patch: int =
     torch.manual_seed(seed)
     expert = ActionExpertConfig(depth=1, action_patch=action_patch)
     return DenoisingPolicy(DenoisingPolicyConfig(encoder=ENCODER, expert=expert, **config), robot)
+
+
+def change_settings(bundle: Path, denoising_steps: int) -> None:
+    """The weights stay."""
+    manifest = json.loads((bundle / "bundle.json").read_text())
+    manifest["config"]["act"]["steps"] = denoising_steps
+    write_atomically(bundle / "bundle.json", json.dumps(manifest).encode())
 
 
 def other_robot(**changes: Any) -> RobotSpec:

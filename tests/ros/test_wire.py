@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from episodes.store import EpisodeStore
-from policies.bundle import save_bundle
+from policies.bundle import bundle_version, save_bundle
 from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
 from policies.policy import RobotSpec
 from real_robot.robot_file import load_robot
@@ -433,12 +433,14 @@ def test_a_new_bundle_is_used_from_the_next_episode_on(moving: Cell) -> None:
     bundle = moving.folder / "bundle"
     robot = RobotSpec(action_dim=7, state_dim=8, cameras=("agent", "wrist"), image_size=(64, 64), control_hz=20.0)
     torch.manual_seed(1)
-    first = save_bundle(DenoisingPolicy(DenoisingPolicyConfig(max_prefix=3), robot), bundle).sha256
+    save_bundle(DenoisingPolicy(DenoisingPolicyConfig(max_prefix=3), robot), bundle)
+    first = bundle_version(bundle)
     moving.kill("server")
     reconfigure(moving, moving.serve_bundle(bundle))
     moving.activate()
     assert moving.status()["policy"] == first
-    second = save_bundle(DenoisingPolicy(DenoisingPolicyConfig(max_prefix=3), robot), bundle).sha256
+    save_bundle(DenoisingPolicy(DenoisingPolicyConfig(max_prefix=3), robot), bundle)
+    second = bundle_version(bundle)
     assert second != first
     moving.wait(lambda: "from the next episode on" in log_of(moving, "server"), 30, "the new version")
     assert moving.status()["policy"] == first

@@ -12,7 +12,7 @@ from torch import Tensor
 from episodes.recorder import RecordedEnv, keep_successes
 from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore
-from policies.bundle import save_bundle
+from policies.bundle import bundle_version, save_bundle
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import RobotSpec
 from sims.errors import UserError
@@ -139,7 +139,7 @@ def test_episodes_of_a_policy_are_recorded_whether_they_succeed_or_not(tmp_path:
     env = PointEnv(num_envs=4, max_steps=16)
     torch.manual_seed(0)
     policy = GaussianPolicy(GaussianPolicyConfig(action_horizon=4), RobotSpec.of(env.spec))
-    info = save_bundle(policy, tmp_path / "bundle")
+    save_bundle(policy, tmp_path / "bundle")
     with EpisodeStore(tmp_path / "store", create=True) as store:
         for count in (6, 3):
             record_policy(Experiment(device="cpu"), env, store, tmp_path / "bundle", episodes=count)
@@ -147,7 +147,7 @@ def test_episodes_of_a_policy_are_recorded_whether_they_succeed_or_not(tmp_path:
         episode = store.read(entries[0].id)
     assert len(entries) == len({entry.seed for entry in entries}) == 9
     assert {entry.source for entry in entries} == {"policy"}
-    assert {entry.policy_version for entry in entries} == {info.sha256}
+    assert {entry.policy_version for entry in entries} == {bundle_version(tmp_path / "bundle")}
     assert episode.observation_steps.tolist() == list(range(episode.num_steps + 1))  # as start.observe_every says
 
 

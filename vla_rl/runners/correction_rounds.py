@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 from episodes.files import write_atomically
 from episodes.sampler import WindowSampler
 from episodes.store import EVERYTHING, EpisodeStore, is_store
-from policies.bundle import MANIFEST, copy_bundle, load_bundle, read_bundle_info
+from policies.bundle import MANIFEST, bundle_version, copy_bundle, load_bundle, read_bundle_info
 from policies.device import select_device
 from policies.policy import Policy
 from policies.residual.critic_guided import CriticGuided
@@ -52,7 +52,7 @@ RECORD = "round.json"
 class Round:
     """What a round learns from. It is continued only as long as nothing of it changes.
 
-    ``parent``: hash of the weights that it starts from. ``episodes``: those of the corrections' store that are learned
+    ``parent``: the version that it starts from. ``episodes``: those of the corrections' store that are learned
     from, ``corrected``: successes that a person corrected. ``human_share``: of a batch. ``data``: every sampler's order
     of windows, or what is replayed.
     """
@@ -107,7 +107,7 @@ def learn_round(folder: Path, config: CorrectionsConfig) -> dict[str, Any]:
     while True:
         path, begun = _train_round(folder, config)
         with changing_published(folder / BUNDLE):  # a roll-back comes before or after
-            if _is_trained(path, begun, read_bundle_info(folder / BUNDLE).sha256):
+            if _is_trained(path, begun, bundle_version(folder / BUNDLE)):
                 return _publish(folder, path, begun)
         given_up = f"round {round_number(path)} is given up: {begun.parent[:12]}, which it began with, is published no"
         print(f"{given_up} longer; the next one begins with the version that is", file=sys.stderr, flush=True)
@@ -115,13 +115,13 @@ def learn_round(folder: Path, config: CorrectionsConfig) -> dict[str, Any]:
 
 def _train_round(folder: Path, config: CorrectionsConfig) -> tuple[Path, Round]:
     """A round of which all that is left is to publish it."""
-    version = read_bundle_info(folder / BUNDLE).sha256
+    version, weights = bundle_version(folder / BUNDLE), read_bundle_info(folder / BUNDLE).sha256
     for path, begun in read_rounds(folder)[-1:]:
         if not begun.published and _is_trained(path, begun, version):
             return path, begun
     policy = _policy(folder / BUNDLE, config)
     path, begun, data = _continued(folder, config, policy, version) or _next(folder, config, policy, version)
-    same: Any = {"seed": config.seed, "parent": version, "checkpoint_s": CHECKPOINT_S}
+    same: Any = {"seed": config.seed, "parent": weights, "checkpoint_s": CHECKPOINT_S}
     if isinstance(data, Replays):
         assert config.learning.off_policy is not None
         learn_replays(policy, data, config.learning.off_policy, path, **same)
@@ -262,16 +262,15 @@ def _is_trained(path: Path, begun: Round, version: str) -> bool:
     """Whether all that is left is to publish it; not where another version was published meanwhile."""
     if not (path / BUNDLE / MANIFEST).exists():
         return False
-    return version in (begun.parent, read_bundle_info(path / BUNDLE).sha256)
+    return version in (begun.parent, bundle_version(path / BUNDLE))
 
 
 def _publish(folder: Path, path: Path, begun: Round) -> dict[str, Any]:
-    info = read_bundle_info(path / BUNDLE)
     copy_bundle(path / BUNDLE, folder / BUNDLE)
     _write(path, dataclasses.replace(begun, published=True))
     return {
         "round": round_number(path),
-        "version": info.sha256[:12],
+        "version": bundle_version(path / BUNDLE)[:12],
         "bundle": str(path / BUNDLE),
         "corrected_episodes": len(begun.corrected),
         "human_share": round(begun.human_share, 3),

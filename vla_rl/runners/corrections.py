@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from episodes.store import EpisodeStore, is_store
-from policies.bundle import MANIFEST, copy_bundle, read_bundle_info
+from policies.bundle import MANIFEST, bundle_version, copy_bundle, read_bundle_info
 from policies.device import Device, select_device
 from policies.policy import RobotSpec
 from real_robot.arm_connection import connected
@@ -199,7 +199,7 @@ def _take_bundle(bundle: Path, folder: Path) -> Path:
     live = folder / BUNDLE
     if not (live / MANIFEST).exists():
         copy_bundle(bundle, live)
-    elif read_bundle_info(live).sha256 != read_bundle_info(bundle).sha256:
+    elif bundle_version(live) != bundle_version(bundle):
         print(f"going on with the bundle in {live}; for {bundle} give another --out", file=sys.stderr)
     return live
 

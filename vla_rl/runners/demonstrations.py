@@ -14,7 +14,7 @@ from torch import Tensor
 from episodes.layout import Layout, store_layout
 from episodes.recorder import RecordedEnv, keep_all, keep_successes
 from episodes.store import EpisodeStore
-from policies.bundle import load_bundle, read_bundle_info
+from policies.bundle import bundle_version, load_bundle
 from policies.device import make_generator
 from policies.policy import RobotSpec
 from sims.devices.crossing import crossing
@@ -97,7 +97,7 @@ def record_policy(
     generator = make_generator(policy.device, spawn_seed(experiment.seed, "record", starts.next_index))
     actor = PolicyActor(policy, env.spec.num_envs, generator, stochastic=True)
     recorder = RecordedEnv(
-        env, store, source="policy", split=split_of(experiment.sim), policy_version=read_bundle_info(bundle).sha256
+        env, store, source="policy", split=split_of(experiment.sim), policy_version=bundle_version(bundle)
     )
     results = record(recorder, actor, starts.take(episodes), every=start.observe_every, device=policy.device)
     return {"episodes": recorder.recorded, "success": results.success.float().mean().item()}

@@ -13,7 +13,7 @@ import torch
 from episodes.files import write_json
 from episodes.sampler import WindowSampler
 from episodes.store import EpisodeStore, Selection
-from policies.bundle import Provenance, load_bundle, read_bundle_info, save_bundle
+from policies.bundle import Provenance, bundle_version, load_bundle, read_bundle_info, save_bundle
 from policies.device import make_generator
 from policies.policy import Policy, RobotSpec
 from sims.errors import UserError
@@ -46,7 +46,7 @@ def distill(experiment: Experiment, bundle: Path, out: Path) -> dict[str, Any]:
         teacher = load_bundle(bundle, robot=RobotSpec.of(env.spec), device=device)
         student = make_student(teacher, settings.denoising_steps, device)
         info = read_bundle_info(bundle)
-        with _fit_folder(experiment, out, teacher=info.whole_sha256):
+        with _fit_folder(experiment, out, teacher=bundle_version(bundle)):
             store = EpisodeStore(out / "episodes", create=True)
             if (missing := settings.episodes - len(store.entries())) > 0:
                 record_policy(experiment, env, store, bundle, episodes=missing)

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from episodes.recorder import RecordedEnv
-from policies.bundle import load_bundle, read_bundle_info, save_bundle
+from policies.bundle import bundle_version, load_bundle, read_bundle_info, save_bundle
 from policies.device import make_generator
 from policies.policy import RobotSpec
 from sims.errors import UserError
@@ -305,7 +305,7 @@ def record_round(
     policy = load_bundle(bundle, device=run.device)
     generator = make_generator(policy.device, spawn_seed(seed, "record", number))
     actor = PolicyActor(policy, env.spec.num_envs, generator, stochastic=True)
-    version = read_bundle_info(bundle).sha256
+    version = bundle_version(bundle)
     results = record(
         RecordedEnv(env, new_store(path), source="policy", split="train", policy_version=version),
         Perturbed(actor, settings, generator),

@@ -34,7 +34,7 @@ class OnnxBackend(ChunkBackend):
             noise_shape=self._spec.noise_shape,
             max_prefix=self._spec.max_prefix,
         )
-        super().__init__(describe(policy, fingerprint=info.sha256), noise_shape=policy.noise_shape, seed=seed)
+        super().__init__(describe(policy, fingerprint=self._spec.bundle), noise_shape=policy.noise_shape, seed=seed)
         self._session = open_session(graph)
         self.warm_up()
 

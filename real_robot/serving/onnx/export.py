@@ -17,7 +17,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from episodes.files import write_atomically
-from policies.bundle import load_bundle, read_bundle_info
+from policies.bundle import bundle_version, load_bundle, read_bundle_info
 from policies.policy import Policy, Stateless
 from real_robot.serving.onnx.graph import (
     FORMAT,
@@ -87,7 +87,7 @@ def export_onnx(bundle: Path, *, report: Callable[[str], None] = lambda line: No
     spec = OnnxSpec(
         format=FORMAT,
         weights=info.sha256,
-        bundle=info.whole_sha256,
+        bundle=bundle_version(bundle),
         graph=hashlib.sha256(graph).hexdigest(),
         action_horizon=policy.spec.action_horizon,
         noise_shape=policy.spec.noise_shape,

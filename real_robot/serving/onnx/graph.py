@@ -20,7 +20,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from policies.bundle import MANIFEST, BundleError, read_bundle_info
+from policies.bundle import MANIFEST, BundleError, bundle_version, read_bundle_info
 from sims.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ INPUTS = ("images", "state", "instruction", "noise", "committed", "delay")
 @dataclass(frozen=True, kw_only=True)
 class OnnxSpec:
     """``weights``: sha256 of the tensors the graph was made from; ``bundle``: with their settings
-    (``BundleInfo.whole_sha256``). ``graph``: its own sha256. ``noise_shape``: of the noise that it takes.
+    (``bundle_version``). ``graph``: its own sha256. ``noise_shape``: of the noise that it takes.
 
     ``instruction_bytes``: fixed width of the graph's instruction input; shorter instructions are padded with zeros.
     ``max_error``: largest difference to PyTorch over the observations it was checked with, in action units.
@@ -71,7 +71,7 @@ def read_graph(bundle: Path) -> tuple[OnnxSpec, bytes]:
         raise BundleError(
             f"{bundle / GRAPH} was made from weights {spec.weights[:12]}, the bundle has {info.sha256[:12]}. {again}"
         )
-    if spec.bundle != info.whole_sha256:
+    if spec.bundle != bundle_version(bundle):
         raise BundleError(f"{bundle / GRAPH} was made from other settings than those in {MANIFEST}. {again}")
     if hashlib.sha256(graph).hexdigest() != spec.graph:
         raise BundleError(f"{bundle / GRAPH} is truncated or was changed. {again}")
