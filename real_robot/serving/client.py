@@ -17,7 +17,6 @@ from websockets.sync.client import ClientConnection, connect
 from episodes.overlays import EpisodeOutcome
 from real_robot.serving.protocol import (
     MAX_FRAME_BYTES,
-    PROTOCOL,
     ActRequest,
     Chunk,
     EpisodeEnd,
@@ -171,8 +170,8 @@ class PolicyClient:
                 self._answer = answer
 
     def _on_hello(self, hello: object) -> None:
-        if not isinstance(hello, Hello) or hello.protocol != PROTOCOL:
-            raise WireError(f"expected a hello of protocol {PROTOCOL}, got {hello}")
+        if not isinstance(hello, Hello):
+            raise WireError(f"expected a hello, got {hello}")
         with self._lock:
             if self._bound and hello.fingerprint != self._bound:
                 raise WireError(

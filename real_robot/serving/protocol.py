@@ -175,6 +175,9 @@ def message_of(fields: dict[str, Any]) -> Message:
     if kind is None:
         raise WireError(f"unknown message type {fields.get('type')!r}; known are {sorted(_KINDS)}")
     given = {key: value for key, value in fields.items() if key != "type"}
+    if kind is Hello and given.get("protocol", PROTOCOL) != PROTOCOL:  # its fields may be others
+        what = f"the policy server speaks protocol {given['protocol']}, this vla-rl {PROTOCOL}"
+        raise WireError(f"{what}: install the same version of vla-rl on both machines")
     expected = {field.name: str(field.type) for field in dataclasses.fields(kind)}
     if given.keys() != expected.keys():
         wrong = sorted(given.keys() ^ expected.keys())

@@ -23,7 +23,18 @@ from policies.denoising.kernels import DDIMConfig, DDPMConfig
 from policies.denoising.objectives import DiffusionConfig
 from real_robot.serving.backends import PolicyBackend
 from real_robot.serving.client import Answer, PolicyClient
-from real_robot.serving.protocol import ActRequest, Chunk, Hello, Refused, WireError, pack, pack_map, unpack, unpack_map
+from real_robot.serving.protocol import (
+    PROTOCOL,
+    ActRequest,
+    Chunk,
+    Hello,
+    Refused,
+    WireError,
+    pack,
+    pack_map,
+    unpack,
+    unpack_map,
+)
 from real_robot.serving.server import PolicyServer, ServerConfig, run_server
 from real_robot.serving.versions import Versions
 from sims.errors import UserError
@@ -344,7 +355,7 @@ def test_images_are_cropped_in_the_middle_and_scaled() -> None:
 
 def test_messages_are_unchanged_by_packing_and_unpacking() -> None:
     hello = Hello(
-        protocol=1, fingerprint="x", action_horizon=8, action_dim=4, state_dim=5, cameras=["a"], image_size=[3, 4],
+        protocol=PROTOCOL, fingerprint="x", action_horizon=8, action_dim=4, state_dim=5, cameras=["a"], image_size=[3, 4],
         control_hz=20.0, max_prefix=2, methods=["replace"],
     )  # fmt: skip
     assert unpack(pack(hello)) == hello
@@ -361,6 +372,7 @@ def test_messages_are_unchanged_by_packing_and_unpacking() -> None:
         (b"\xc1", "not a msgpack message"),
         (msgpack.packb([1, 2]), "expected a map"),
         (msgpack.packb({"type": "exec"}), "unknown message type 'exec'"),
+        (msgpack.packb({"type": "hello", "protocol": 3, "former": 1}), "protocol 3, this vla-rl .*same version"),
         (msgpack.packb({"type": "refused", "id": 1}), r"missing or unknown fields \['reason'\]"),
         (msgpack.packb({"type": "refused", "id": "1", "reason": ""}), "Refused.id: expected int, got str"),
         (msgpack.packb({"type": "refused", "id": True, "reason": ""}), "Refused.id: expected int, got bool"),
