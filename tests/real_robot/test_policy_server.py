@@ -355,8 +355,8 @@ def test_images_are_cropped_in_the_middle_and_scaled() -> None:
 
 def test_messages_are_unchanged_by_packing_and_unpacking() -> None:
     hello = Hello(
-        protocol=PROTOCOL, fingerprint="x", action_horizon=8, action_dim=4, state_dim=5, cameras=["a"], image_size=[3, 4],
-        control_hz=20.0, max_prefix=2, methods=["replace"],
+        protocol=PROTOCOL, fingerprint="x", action_horizon=8, action_dim=4, state_dim=5, cameras=["a"],
+        image_size=[3, 4], control_hz=20.0, max_prefix=2, methods=["replace"],
     )  # fmt: skip
     assert unpack(pack(hello)) == hello
     assert unpack(pack(Refused(id=3, reason="no"))) == Refused(id=3, reason="no")
