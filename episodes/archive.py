@@ -131,7 +131,9 @@ def _data_offset(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
 
 
 def corrupt(path: Path, problem: str) -> CorruptEpisode:
-    return CorruptEpisode(f"{path}: corrupt episode file ({problem}). Run: vla-rl data verify {path.parent}")
+    store = path.parent
+    mend = f"vla-rl data verify {store}; with a good copy of the store: vla-rl data merge {store} --source COPY"
+    return CorruptEpisode(f"{path}: corrupt episode file ({problem}). Run: {mend}")
 
 
 def verify_archive(path: Path) -> None:

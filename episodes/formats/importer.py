@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,11 +20,14 @@ from episodes.formats.registry import find_recordings
 from episodes.formats.success import are_flags, successes
 from episodes.layout import Layout, episode_layout, layout_of, store_layout
 from episodes.packing import recording_digest
-from episodes.schema import ACTORS, HUMAN, Episode, EpisodeError, validate
+from episodes.schema import ACTORS, HUMAN, CorruptEpisode, Episode, EpisodeError, validate
 from episodes.store import EpisodeStore
 from sims.errors import reason
 
 ACTION_TOLERANCE = 1e-3  # recordings exceed their own limits by rounding; the excess is clipped
+
+# Of the fingerprint of what is imported: the digest of the actions before they are scaled, and what it was converted by
+_ACTIONS, _STATE, _LIMITS = "recorded actions", "state", "action limits"
 
 
 def import_episodes(
@@ -33,7 +38,8 @@ def import_episodes(
     ``present``: how many were in ``store`` already, with the same states and actions as recorded, also where they have
     been cut or deleted since; they are not added again.
     Raises EpisodeError that names the file, the episode and what is missing, or has another layout than the episodes
-    that are there, or is there with other images, instruction, task or success; what was imported before stays.
+    that are there, or is there with other images, state, action limits, instruction, task or success; what was imported
+    before stays.
     With ``skip_bad`` such episodes are left out: ``skipped`` has {episode, reason} of each, and EpisodeError is raised
     only if no other is left.
     """
@@ -89,14 +95,8 @@ class _Import:
             episode = to_episode(found.load(), self.mapping, number=number)
         except OSError as error:  # of a damaged part of the file
             raise EpisodeError(f"{found.name} cannot be read: {reason(error)}") from error
-        if present := known.get(recording_digest({"state": episode.state, "action": episode.action})):
-            differing = [_differences(self.store, entry, episode) for entry in present]
-            if not all(differing):
-                return None
-            raise EpisodeError(
-                f"{found.name} is in {self.store.path} already, with {'; '.join(differing[0])}: give the options that "
-                "it was imported with, or import it into a store of its own"
-            )
+        if self._is_present(episode, known, found.name):
+            return None
         layout = episode_layout(episode)
         if here is not None and layout != here:
             raise EpisodeError(
@@ -106,14 +106,43 @@ class _Import:
         validate(episode)
         return episode
 
+    def _is_present(self, episode: Episode, known: Mapping[bytes, list[Entry]], name: str) -> bool:
+        """Whether the store has it just so. EpisodeError where it was imported with other options."""
+        if same := known.get(recording_digest({"state": episode.state, "action": episode.action})):
+            differing = [_differences(self.store, entry, episode) for entry in same]
+            if not all(differing):
+                return True
+        else:
+            same = known.get(bytes.fromhex(episode.fingerprint[_ACTIONS]), [])
+            differing = [other for entry in same if (other := _other_conversion(self.store, entry, episode))]
+        if differing:
+            raise EpisodeError(
+                f"{name} is in {self.store.path} already, with {'; '.join(differing[0])}: give the options that "
+                "it was imported with, or import it into a store of its own"
+            )
+        return False
+
 
 def _recorded(store: EpisodeStore) -> Mapping[bytes, list[Entry]]:
-    """Episodes of people's, as they were recorded, by the digest of their states and actions."""
+    """Episodes of people's, as they were recorded, by the digest of their states and actions, and by ``_ACTIONS``."""
     digests, found = store.recordings(), defaultdict[bytes, list[Entry]](list)
     for entry in store.entries():
         if entry.id in digests:
             found[digests[entry.id]].append(entry)
+            with contextlib.suppress(CorruptEpisode, KeyError):  # KeyError: of an earlier version, or not imported
+                found[bytes.fromhex(store.fingerprint(entry)[_ACTIONS])].append(entry)
     return found
+
+
+def _other_conversion(store: EpisodeStore, entry: Entry, episode: Episode) -> list[str]:
+    """Which keys and limits made the stored episode of the same file's actions, where they are others than this one's.
+
+    Nothing where its states show that it is another recording.
+    """
+    there, now = store.fingerprint(entry), episode.fingerprint
+    if there[_STATE] == now[_STATE] and not np.array_equal(store.map(entry)["state"], episode.state):
+        return []
+    return [f"{name} {there[name]}, now {now[name]}" for name in (_STATE, _LIMITS) if there[name] != now[name]]
 
 
 def _differences(store: EpisodeStore, entry: Entry, episode: Episode) -> list[str]:
@@ -162,13 +191,24 @@ def to_episode(recording: Recording, mapping: ImportMapping, *, number: int) -> 
         seed=number,
         source=ACTORS[HUMAN],
         control_hz=control_hz,
-        fingerprint={"imported": recording.name, "images": _provenance(mapping)},
+        fingerprint={"imported": recording.name, **_provenance(recording, mapping, low, high)},
     )
 
 
-def _provenance(mapping: ImportMapping) -> str:
-    """Which images are which camera's, and how they were turned."""
-    return ", ".join(f"{camera}={key} {mapping.orientation}" for camera, key in sorted(mapping.cameras.items()))
+def _provenance(
+    recording: Recording,
+    mapping: ImportMapping,
+    low: Float[np.ndarray, " action_dim"],
+    high: Float[np.ndarray, " action_dim"],
+) -> dict[str, str]:
+    """Which images are which camera's and how they were turned, the keys of the state, the limits of the actions
+    (``_limits``), and the digest of these as the file has them."""
+    return {
+        "images": ", ".join(f"{camera}={key} {mapping.orientation}" for camera, key in sorted(mapping.cameras.items())),
+        _STATE: " ".join(mapping.state),
+        _LIMITS: ", ".join(f"{limits[0]} to {limits[1]}" for limits in zip(low, high, strict=True)),
+        _ACTIONS: hashlib.sha256(recording.action.tobytes()).hexdigest(),
+    }
 
 
 def _instruction(recording: Recording, mapping: ImportMapping) -> str:

@@ -306,16 +306,35 @@ def test_episodes_that_differ_from_those_in_the_store_are_refused(
         ({"task": "push"}, "task 'lift', now 'push'"),
         ({"success": "none"}, "another success"),
         ({"orientation": "half_turn"}, "a=agentview_image as_recorded', now 'a=agentview_image half_turn'"),
+        ({"action_high": (1.0, 2.0)}, r"action limits -1.0 to 1.0, -1.0 to 1.0, now -1.0 to 1.0, -1.0 to 2.0"),
+        ({"action_low": (-2.0,), "action_high": (2.0,)}, r"action limits -1.0 to 1.0, -1.0 to 1.0, now -2.0 to 2.0"),
+        ({"state": ("turned",)}, "state robot0_eef_pos, now turned"),
     ],
 )
 def test_importing_again_with_other_options_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     source, store = robomimic(tmp_path / "demo.hdf5"), EpisodeStore(tmp_path / "store", create=True)
+    with h5py.File(source, "a") as file:
+        for demo in file["data"].values():
+            demo["obs/turned"] = demo["obs/robot0_eef_pos"][:][:, ::-1]
     mapping = ImportMapping(cameras={"a": "agentview_image"}, state=("robot0_eef_pos",), instruction="lift")
     import_episodes(source, store, mapping)
     before = store.select()
     with pytest.raises(EpisodeError, match=rf"demo_0 is in .*store already, with .*{said}.*a store of its own"):
         import_episodes(source, store, replace(mapping, **change))
     assert store.select() == before
+
+
+def test_another_recording_of_the_same_actions_is_imported_with_other_limits(tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path / "store", create=True)
+    mapping = ImportMapping(state=("robot0_eef_pos",), instruction="lift")
+    import_episodes(robomimic(tmp_path / "a.hdf5"), store, mapping)
+    with h5py.File(robomimic(tmp_path / "b.hdf5"), "a") as file:
+        for demo in file["data"].values():
+            demo["obs/robot0_eef_pos"][:] += 1
+    wider = replace(mapping, action_high=(2.0,))
+    for new, present in ((2, 0), (0, 2)):
+        counts = import_episodes(tmp_path / "b.hdf5", store, wider)
+        assert (counts["episodes"], counts["present"]) == (new, present)
 
 
 def damaged_robomimic(folder: Path) -> tuple[Path, dict[str, str]]:

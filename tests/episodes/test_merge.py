@@ -237,6 +237,26 @@ def test_damaged_files_here_are_replaced_by_good_ones_and_the_rest_is_copied(tmp
     assert result["corrupt"] == sorted([damaged[1].name, str(files[1])])
 
 
+@pytest.mark.parametrize("source", ["expert", "human"])
+def test_what_verify_finds_is_replaced_as_well(tmp_path: Path, source: str) -> None:
+    """Files with another byte, of the right size: one that is good there, one that is damaged on both sides."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    with EpisodeStore(there, create=True) as store:
+        ids = store.add_all([make_episode(seed=i, source=source) for i in range(3)])
+        good, bad = (store.file(id) for id in ids[:2])
+    merge(here, there)
+    for file in (here / good.name, here / bad.name, bad):
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 4
+        file.write_bytes(content)
+    assert verify(here)["corrupt"] == sorted([good.name, bad.name])
+    result = merge(here, there)
+    assert (result["copied"], result["replaced"]) == (1, [good.name])
+    assert result["corrupt"] == sorted([bad.name, str(bad)])
+    assert verify(here)["corrupt"] == [bad.name]
+    assert (here / good.name).read_bytes() == good.read_bytes()
+
+
 def test_merges_of_the_same_episodes_at_the_same_time_do_not_disturb_each_other(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     ids = stored(there, 60)
