@@ -100,6 +100,13 @@ def test_help_imports_nothing_heavy():
         (("sweep", "quickstart_short"), "no sweep quickstart_short comes with vla-rl; name a file that says which"),
         (("compare", "nothing-here"), "compare needs two or more run folders"),
         (("compare", "a", "b", "./a"), "compare needs each run once; given again: a"),
+        (("train", "."), ". is a folder; name a YAML file"),
+        (("train", "/"), "/ is a folder; name a YAML file"),
+        (("train", ""), "train got an empty argument"),
+        (("train", "quickstart", "--run-dir", ""), "--run-dir needs a path, got ''"),
+        (("train", "quickstart", "--run-dir="), "--run-dir needs a path, got ''"),
+        (("doctor", "--run", ""), "--run needs a path, got ''"),
+        (("reward", "evaluate", "x", "--stores", "a", ""), "--stores needs a path, got ''"),
     ],
 )
 def test_wrong_input_is_one_message_and_code_2(

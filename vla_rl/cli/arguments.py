@@ -74,12 +74,34 @@ def flag(name: str) -> str:
 
 def option_names(command: type) -> list[str]:
     """Of all arguments that are no positional ones, as on the command line without "--"."""
-    names = []
+    return list(_options(command))
+
+
+def _options(command: type) -> dict[str, Any]:
+    """The annotation of each, by its name."""
+    found = {}
     for name, annotation in get_type_hints(command, include_extras=True).items():
         marks = getattr(annotation, "__metadata__", ())
         if Positional not in marks:
-            names.append(next((mark.name for mark in marks if getattr(mark, "name", None)), name).replace("_", "-"))
-    return names
+            shown = next((mark.name for mark in marks if getattr(mark, "name", None)), name)
+            found[shown.replace("_", "-")] = annotation
+    return found
+
+
+def refuse_empty(name: str, command: type, arguments: Sequence[str]) -> None:
+    """UserError for an empty argument where a path belongs, as of a shell's unset variable: it would be this folder."""
+    options, option = _options(command), None
+    for argument in arguments:
+        if argument.startswith("--"):
+            option, _, value = argument[2:].replace("_", "-").partition("=")
+            if "=" not in argument or value:
+                continue
+        elif argument:
+            continue
+        if option is None:
+            raise UserError(f"{name} got an empty argument")
+        if "Path" in str(options.get(option)):
+            raise UserError(f"--{option} needs a path, got ''")
 
 
 def parse_error(printed: str, name: str, command: type, arguments: Sequence[str]) -> str:

@@ -27,7 +27,7 @@ from sims.errors import RunFailure, UserError, did_you_mean, is_disk_full
 from sims.subproc.termination import Terminated
 from vla_rl.cli import data, reward, robot, simulators, world_model
 from vla_rl.cli import machine as bench
-from vla_rl.cli.arguments import check_options, option_names, parse_error, without_empty_defaults
+from vla_rl.cli.arguments import check_options, option_names, parse_error, refuse_empty, without_empty_defaults
 from vla_rl.cli.corrections import Correct, Fleet, Learn
 from vla_rl.cli.machine import Doctor
 from vla_rl.cli.project import Init
@@ -181,6 +181,7 @@ def parse(arguments: Sequence[str]) -> Command:
     if arguments[0] in CONTINUING and "--resume" in words:
         raise UserError(f"{arguments[0]} takes no --resume: it always continues what is in its folder; leave it out")
     words, overrides = _split_overrides(name, words)
+    refuse_empty(name, COMMANDS[name], words)
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):

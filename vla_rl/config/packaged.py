@@ -39,7 +39,7 @@ def _instead(folder: Path) -> str:
 
 def find_packaged(name: Path, folder: str = ".") -> Path | None:
     """The packaged file of this name, with or without ``.yaml``; None where there is none."""
-    if name.is_absolute() or ".." in name.parts:
+    if name.is_absolute() or ".." in name.parts or not name.name:
         return None
     packaged = PACKAGED / folder / name.with_name(f"{name.name.removesuffix('.yaml')}.yaml")
     return packaged if packaged.is_file() else None
