@@ -68,6 +68,8 @@ class Metaworld:
         return env
 
     def reset(self, *, task: int, seed: int) -> None:
+        import mujoco
+
         if task not in self._envs:
             self._envs[task] = self._classes[task](seed=0)
             self._randomized[task] = RandomizedModel(self._envs[task].model, self.config.randomization)
@@ -76,7 +78,10 @@ class Metaworld:
             self._randomized[task].draw(seed)
         self._env.seeded_rand_vec, self._env._freeze_rand_vec = True, False
         self._env.seed(seed32(seed))
-        self._observation, _ = self._env.reset()
+        self._env.reset()  # draws two times, and what it computes and observes is of the first
+        mujoco.mj_forward(self._env.model, self._env.data)
+        for _ in range(2):  # an observation holds the one before it
+            self._observation = self._env._get_obs()
 
     def step(self, action: np.ndarray) -> StepResult:
         self._env.curr_path_length = 0  # time is kept outside; here it would end in an exception

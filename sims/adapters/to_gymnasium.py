@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sims.errors import UserError
+from sims.numbers.seeding import spawn_seed
 from sims.starts import StartSequence
 from sims.vector_env import MIN_INSTRUCTION_BYTES, EnvSpec, Observation, StartState, VectorEnv, decode_instructions
 
@@ -45,7 +46,9 @@ class ToGymnasiumVector(gymnasium.vector.VectorEnv):
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """``options``: {"start": one StartState per environment} starts there.
 
-        Until a seed is given the starts are random ones, others in every instance. UserError for a seed below 0.
+        Until a seed is given the starts are random ones, others in every instance; ``seed``: of all that follow, or a
+        list with one for each environment's first start, which then decides all others too. UserError for a seed
+        below 0.
         """
         self.env.reset(start=_chosen(options) or self._take(seed))
         self._ended[:] = False
@@ -79,11 +82,13 @@ class ToGymnasiumVector(gymnasium.vector.VectorEnv):
             raise UserError(f"seeds must be at least 0, got {seed}")
         if isinstance(seed, int | np.integer):
             self._starts, seed = self._start_sequence(int(seed)), None
+        elif given and None not in given:
+            self._starts = self._start_sequence(spawn_seed(0, *(int(one) for one in given if one is not None)))
         starts = self._starts.take(self.num_envs)
         if seed is None:
             return starts
-        pairs = zip(seed, starts, strict=True)
-        return [start if one is None else StartState(task=start.task, seed=int(one)) for one, start in pairs]
+        pairs = enumerate(zip(seed, starts, strict=True))
+        return [start if one is None else self._start_sequence(int(one)).take(i + 1)[i] for i, (one, start) in pairs]
 
     def _start_sequence(self, seed: int) -> StartSequence:
         return StartSequence("train", seed=seed, num_tasks=len(self.env.spec.tasks))

@@ -276,6 +276,24 @@ def test_seeds_of_numpy_start_the_vector_wrapper_like_those_of_python() -> None:
         env.close()
 
 
+def test_a_list_of_seeds_decides_the_first_starts_and_all_that_follow() -> None:
+    config = CountingConfig(num_envs=2, max_steps=3)
+    envs = [ToGymnasiumVector(SubprocVectorEnv(config, Counting)) for _ in range(2)]
+    try:
+        envs[0].reset(seed=9)  # what was done before does not count
+        shown = []
+        for env in envs:
+            seen = [env.reset(seed=[1, 2])[0]]
+            seen += [env.step(np.zeros(env.action_space.shape, np.float32))[0] for _ in range(9)]
+            shown.append([(one["state"].tolist(), one["instruction"].tolist()) for one in seen])
+        assert shown[0] == shown[1]
+        assert shown[0][0] != shown[0][4]  # the second episode
+        assert envs[0].reset(seed=[1, 3])[0]["state"][0].tolist() == shown[0][0][0][0]
+    finally:
+        for env in envs:
+            env.close()
+
+
 def test_vector_wrappers_without_a_seed_start_differently_and_with_one_alike() -> None:
     envs = [ToGymnasiumVector(TabletopEnv(TabletopConfig(num_envs=2, cameras=(), threads=1))) for _ in range(2)]
     try:

@@ -442,5 +442,7 @@ def test_statistics_of_a_state_that_openvla_does_not_read_may_be_short_or_missin
         return read_published(published, tmp_path, published.robot.spec()).state
 
     assert (state().center.tolist(), state().scale.tolist()) == ([0.0] * 8, [1.0] * 8)
+    short = state("--robot.state_dim", "7", "--scale.epsilon", "1e-8")
+    assert (short.center.tolist(), short.scale.tolist()) == ([0.0] * 7, [1.0] * 7)
     with pytest.raises(CheckpointError, match="at least 8 numbers" if proprio else "has no 'q01'"):
         state("--policy.proprio", "true")

@@ -67,16 +67,13 @@ def read_published(published: Published, checkpoint: Path, robot: RobotSpec) -> 
 
 
 def _state_scale(statistics: Statistics, published: Published, dims: int, source: str) -> Scale:
-    """The identity where there is none and the policy does not read the state.
+    """The identity where the policy does not read the state.
 
     OpenVLA without ``proprio`` is trained without the state; its statistics are then as many zeros as actions have.
     """
-    try:
-        return scale_of(statistics, published.scale, dims, source=source)
-    except CheckpointError:
-        if getattr(published.policy, "proprio", True):
-            raise
+    if not getattr(published.policy, "proprio", True):
         return Scale(center=torch.zeros(dims), scale=torch.ones(dims))
+    return scale_of(statistics, published.scale, dims, source=source)
 
 
 def _action_scale(statistics: Statistics, published: Published, convention: Convention, source: str) -> Scale:
