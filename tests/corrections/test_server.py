@@ -29,6 +29,7 @@ from real_robot.corrections.lease import Holder
 from real_robot.corrections.server import CorrectionServer
 from real_robot.corrections.session import Refused
 from real_robot.corrections.success_classifier import ClassifierFits
+from real_robot.serving.backends import UNGUIDED
 from sims.errors import UserError
 from sims.vector_env import StartState
 from tests.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_control, open_session
@@ -576,7 +577,8 @@ def test_a_version_with_chunks_of_another_length_is_served_and_can_be_rolled_bac
         while versions.current.hello.fingerprint == first.fingerprint:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        assert versions.current.hello == replace(first, fingerprint=newest, action_horizon=1, remembers_decisions=True)
+        other = {"action_horizon": 1, "methods": list(UNGUIDED), "remembers_decisions": True}
+        assert versions.current.hello == replace(first, fingerprint=newest, **other)
         session = one.robot.session
         one.robot.command(lambda: session.next_episode(person="anna", drive=True)).result(30)
         while session.attempt.length < 3:

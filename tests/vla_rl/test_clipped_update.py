@@ -212,6 +212,18 @@ def test_a_rollout_of_other_weights_stops_the_update() -> None:
         assert torch.equal(weights(one.update), before)
 
 
+def test_a_rollout_of_older_weights_is_not_audited_where_the_policy_is_not_trained_on_it() -> None:
+    """As after a resume with ``staleness``, where a person drove all of the first rollout."""
+    ppo = learner()
+    rollout = batch(ppo)
+    with torch.no_grad():
+        ppo.update.parameters[-1] += 0.1
+    ppo.update.run(rollout, train_policy=False, version=int(rollout.policy_version.max()) + 1)
+    assert not ppo.update.audited
+    with pytest.raises(LogProbMismatch):
+        ppo.update.run(rollout, train_policy=False, version=int(rollout.policy_version.max()))
+
+
 def test_the_audit_reads_what_the_rollout_stored() -> None:
     """Inputs in the wrong order, as a faulty record would give them."""
     ppo = learner()

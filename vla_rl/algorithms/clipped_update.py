@@ -115,12 +115,14 @@ class ClippedUpdate:
         """
         self.gradient_sum.begin(batch, train_policy=train_policy, version=version)
         decoupling: Metrics = {}
-        if train_policy and version is not None and _any_older(batch, version):
+        older = version is not None and _any_older(batch, version)
+        if train_policy and older:
             batch, decoupling = self._decouple(batch)
         totals: dict[str, list[float]] = defaultdict(list)
         moving, policy_steps = train_policy, 0
         for number, minibatch in enumerate(self._minibatches(batch)):
-            self._audit_once(minibatch)
+            if not older:  # else other weights drew it
+                self._audit_once(minibatch)
             if not moving and self.critic is None:
                 break
             metrics = self.checked_gradients(minibatch, moving, number=number)
@@ -215,7 +217,7 @@ class ClippedUpdate:
                 yield dataclasses.replace(minibatch, advantage=advantage)
 
     def _audit_once(self, minibatch: Experience) -> None:
-        if not self.audited and minibatch.behavior_weight is None:  # else other weights drew it
+        if not self.audited:
             self.gradient_sum.compute(self.audit, minibatch[: self.config.micro_batch])
             self.audited = True
 
