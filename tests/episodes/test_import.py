@@ -63,6 +63,14 @@ def robomimic(path: Path, *, rewards: bool = True, next_obs: bool = False) -> Pa
     return path
 
 
+def another(path: Path, key: str, change: Callable[[np.ndarray], np.ndarray]) -> Path:
+    """``robomimic(path)`` with ``change`` made to this array of every demonstration."""
+    with h5py.File(robomimic(path), "a") as file:
+        for demo in file["data"].values():
+            demo[key][:] = change(demo[key][:])
+    return path
+
+
 def info(root: Path, *, version: str, paths: dict[str, str], images: str) -> None:
     image = {"dtype": images, "shape": [*SIZE, 3], "names": ["height", "width", "channels"]}
     features = {
@@ -243,10 +251,7 @@ def test_seeds_of_several_imports_into_one_store_differ(tmp_path: Path) -> None:
     store = EpisodeStore(tmp_path / "store", create=True)
     mapping = ImportMapping(state=("robot0_eef_pos",), instruction="lift")
     import_episodes(robomimic(tmp_path / "a.hdf5"), store, mapping)
-    with h5py.File(robomimic(tmp_path / "b.hdf5"), "a") as file:
-        for demo in file["data"].values():
-            demo["actions"][:] = 0.5 * demo["actions"][:]
-    import_episodes(tmp_path / "b.hdf5", store, mapping)
+    import_episodes(another(tmp_path / "b.hdf5", "actions", lambda value: 0.5 * value), store, mapping)
     assert sorted(entry.seed for entry in store.select()) == [0, 1, 2, 3]
 
 
@@ -289,11 +294,9 @@ def test_episodes_that_differ_from_those_in_the_store_are_refused(
     mapping = ImportMapping(cameras={"a": "agentview_image"}, state=("robot0_eef_pos",), instruction="lift")
     import_episodes(robomimic(tmp_path / "a.hdf5"), store, mapping)
     before = store.select()
-    with h5py.File(robomimic(tmp_path / "b.hdf5"), "a") as file:
-        for demo in file["data"].values():
-            demo["actions"][:] = 0.5 * demo["actions"][:]
+    other = another(tmp_path / "b.hdf5", "actions", lambda value: 0.5 * value)
     with pytest.raises(EpisodeError, match=rf"b.hdf5: demo_0 has .*{said}.*import it into a store of its own"):
-        import_episodes(tmp_path / "b.hdf5", store, replace(mapping, **change))
+        import_episodes(other, store, replace(mapping, **change))
     assert store.select() == before
 
 
@@ -328,12 +331,10 @@ def test_another_recording_of_the_same_actions_is_imported_with_other_limits(tmp
     store = EpisodeStore(tmp_path / "store", create=True)
     mapping = ImportMapping(state=("robot0_eef_pos",), instruction="lift")
     import_episodes(robomimic(tmp_path / "a.hdf5"), store, mapping)
-    with h5py.File(robomimic(tmp_path / "b.hdf5"), "a") as file:
-        for demo in file["data"].values():
-            demo["obs/robot0_eef_pos"][:] += 1
+    other = another(tmp_path / "b.hdf5", "obs/robot0_eef_pos", lambda value: value + 1)
     wider = replace(mapping, action_high=(2.0,))
     for new, present in ((2, 0), (0, 2)):
-        counts = import_episodes(tmp_path / "b.hdf5", store, wider)
+        counts = import_episodes(other, store, wider)
         assert (counts["episodes"], counts["present"]) == (new, present)
 
 
