@@ -14,12 +14,13 @@ from benchmarks.peers.__main__ import parse, rows, written
 from benchmarks.peers.ours import algorithm, run
 from benchmarks.peers.pace import Finished, Measured, Pace
 from benchmarks.peers.work import DIFFUSION, FLOW, GAUSSIAN, TOY, Work
-from vla_rl.bench.record import read_record, write_record
+from vla_rl.bench.record import RESULTS, read_record, write_record
 
 
 def test_arguments() -> None:
     chosen = parse(["--dppo", "there", "--only", "dppo", "--rounds", "2"])
     assert (chosen.dppo, chosen.only, chosen.rounds, chosen.scale) == (Path("there"), ["dppo"], 2, 1.0)
+    assert chosen.out == RESULTS != parse(["--toy"]).out  # which is no measurement
 
 
 @pytest.mark.parametrize("arguments", [["--rounds", "0"], ["--scale", "2"], ["--only", "nobody"]])

@@ -20,6 +20,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -145,8 +146,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     scale_help = "share of the decisions and of the minibatch, of DPPO's and ReinFlow's size"
     parser.add_argument("--scale", type=float, default=1.0, help=scale_help)
     parser.add_argument("--toy", action="store_true", help="2 environments, 4 decisions: does it run?")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
+    out_help = "folder of the result (default: benchmarks/results; --toy: a new folder)"
+    parser.add_argument("--out", type=Path, help=out_help)
     chosen = parser.parse_args(arguments)
+    chosen.out = chosen.out or (Path(tempfile.mkdtemp()) if chosen.toy else RESULTS)
     if chosen.rounds < 1 or not 0 < chosen.scale <= 1:
         parser.error("--rounds must be at least 1, and --scale above 0 and at most 1")
     return chosen

@@ -32,17 +32,19 @@ def export_episodes(store: EpisodeStore, path: Path, format: ExportFormat) -> di
     """Every episode of ``store``, oldest first, with its labels; returns {episodes, steps}.
 
     Raises EpisodeError where ``path`` exists and, but for mcap, where an episode was not observed at every control
-    step or episodes differ in rate, cameras, image sizes or dimensions. ``path`` is made when all is written.
+    step or episodes differ in rate, cameras, image sizes or dimensions. ``path`` and its parents are made when all
+    is written.
     """
     entries = store.select()
     if not entries:
         raise EpisodeError(f"{store.path} holds no episode to export")
     if path.exists():
         raise EpisodeError(f"{path} exists; choose another --out")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+    existing = next(parent for parent in path.absolute().parents if parent.exists())
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=existing) as folder:
         unfinished = Path(folder) / path.name
         WRITERS[format]((_exported(store, entry) for entry in entries), unfinished)
+        path.parent.mkdir(parents=True, exist_ok=True)
         unfinished.rename(path)
     return {"episodes": len(entries), "steps": sum(entry.steps for entry in entries)}
 

@@ -180,8 +180,8 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     other = recorded(tmp_path / "other")
     other.add(make_episode(control_hz=10.0))
     with pytest.raises(EpisodeError, match="export stores of one robot"):
-        export_episodes(other, tmp_path / "out.hdf5", "robomimic")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "store"]  # no file of the episodes before
+        export_episodes(other, tmp_path / "new" / "folder" / "out.hdf5", "robomimic")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "store"]  # nothing of the episodes before
     with pytest.raises(EpisodeError, match="exists; choose another --out"):
         export_episodes(other, tmp_path / "store", "lerobot")
 

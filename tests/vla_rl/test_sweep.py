@@ -84,7 +84,7 @@ def test_a_failed_trial_is_recorded_and_the_sweep_goes_on(config: Path, tmp_path
     text = "settings: {algorithm.update.clip_high: [0.2, 1.0e+39]}\ntrials: 4\nsampler_seed: 1"
     result = sweep(space_of(config, tmp_path, text), tmp_path / "sweep", resume=False, command="vla-rl sweep")
     states = {row["settings"]["algorithm.update.clip_high"]: row["state"] for row in result["trials"]}
-    assert states == {0.2: "complete", 1e39: "failed"}
+    assert states == {0.2: "complete", 1e39: "failed"} and len(result["trials"]) == 2  # each value once
     assert [row["state"] for row in result["trials"]] == sorted(row["state"] for row in result["trials"])
     failed = result["trials"][-1]
     assert re.search(r"^RuntimeError: .*overflow", failed["message"]), failed

@@ -9,19 +9,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from jaxtyping import Bool
 from torch import Tensor
 
-from sims.numbers.ranges import NonNegativeFloat, PositiveInt
+from sims.numbers.ranges import LARGEST, Interval, NonNegativeFloat
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateConfig:
     """``episodes``: from the same starts before and after. ``margin``: of the gain, in its standard errors."""
 
-    episodes: PositiveInt = 100
+    episodes: Annotated[int, Interval(ge=2, le=LARGEST)] = 100
     margin: NonNegativeFloat = 2.0
 
 

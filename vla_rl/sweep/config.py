@@ -34,7 +34,8 @@ class Pruning:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig:
-    """``settings``: of the experiment, each with a list of values or a range. ``trials``: settings that are tried.
+    """``settings``: of the experiment, each with a list of values or a range. ``trials``: settings that are tried;
+    where all are lists, each combination once at most.
     ``seeds``: of the runs of each trial, whose mean is the trial's objective. ``objective``: the metric to maximize:
     validation, validation_low or validation/TASK, which come from the validation starts; held-out starts are not for
     tuning. ``final_validations``: of a run, the last so many, whose mean is its objective. ``budget_hours``: no trial

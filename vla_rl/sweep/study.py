@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -41,6 +43,8 @@ class Trials:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna, self._config = optuna, config
         self._distributions = {name: self._distribution(experiment, name) for name in config.settings}
+        lists = {name: values for name, values in config.settings.items() if not isinstance(values, Range)}
+        self._lists = lists if len(lists) == len(config.settings) else None
         self._storage = optuna.storages.RDBStorage(f"sqlite:///{folder.resolve() / STUDY_FILE}")
         pruner: Any = optuna.pruners.NopPruner()
         if config.pruning is not None:
@@ -63,13 +67,20 @@ class Trials:
         running = self._optuna.trial.TrialState.RUNNING
         return next((trial.number for trial in self._study.get_trials(states=(running,))), None)
 
-    def begin(self) -> int:
-        """A new trial; its number."""
+    def begin(self) -> int | None:
+        """A new trial; its number. None where every combination of lists was tried."""
         number = len(self)
-        sampler = self._optuna.samplers.TPESampler(seed=spawn_seed(self._config.sampler_seed, "trial", number) % 2**32)
-        scratch = self._optuna.create_study(direction="maximize", sampler=sampler)
+        seed = spawn_seed(self._config.sampler_seed, "trial", number) % 2**32
+        scratch = self._optuna.create_study(direction="maximize", sampler=self._optuna.samplers.TPESampler(seed=seed))
         scratch.add_trials(self._study.get_trials())
         settings = scratch.ask(self._distributions).params
+        if self._lists is not None:
+            tried = [trial.params for trial in self._study.get_trials(deepcopy=False)]
+            if len(tried) >= math.prod(len(values) for values in self._lists.values()):
+                return None
+            rng = random.Random(seed)
+            while settings in tried:  # its runs would repeat those of that trial
+                settings = {name: rng.choice(values) for name, values in self._lists.items()}
         running = self._optuna.trial.TrialState.RUNNING
         self._study.add_trial(
             self._optuna.create_trial(state=running, params=settings, distributions=self._distributions)

@@ -69,7 +69,11 @@ class Sweep:
         if interrupted is not None:
             self._trial(interrupted)
         while len(self.trials) < config.trials and not self._spent():
-            self._trial(self.trials.begin())
+            number = self.trials.begin()
+            if number is None:
+                _say(f"all {len(self.trials)} combinations of the settings were tried")
+                break
+            self._trial(number)
         return self.write()
 
     def _spent(self) -> bool:
