@@ -212,10 +212,17 @@ def _provenance(
 
 
 def _instruction(recording: Recording, mapping: ImportMapping) -> str:
-    instruction = mapping.instruction or recording.instruction
-    if not instruction:
+    if mapping.instruction:
+        return mapping.instruction
+    found = recording.instructions
+    if len(found) > 1:
+        raise EpisodeError(
+            f"{recording.name} has {len(found)} instructions ({', '.join(map(repr, found[:3]))}), and an episode has "
+            "one: give --instruction, or import its parts as episodes of their own"
+        )
+    if not found or not found[0]:
         raise EpisodeError(f"{recording.name} does not say its instruction: give --instruction")
-    return instruction
+    return found[0]
 
 
 def _control_hz(recording: Recording, mapping: ImportMapping) -> float:

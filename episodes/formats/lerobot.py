@@ -113,7 +113,7 @@ class _DataSet:
             outcomes=tuple(key for key in features if key.startswith("next.")),
             action=actions(self.name(episode), self._rows(action, table, rows)),
             reward=reward,
-            instruction=self._instruction(episode, table, rows[0]),
+            instructions=self._instructions(episode, table, rows),
             control_hz=float(self.info["fps"]),
         )
 
@@ -134,11 +134,11 @@ class _DataSet:
                 "another rate, cannot be imported"
             )
 
-    def _instruction(self, episode: dict[str, Any], table: dict[str, Any], row: int) -> str | None:
+    def _instructions(self, episode: dict[str, Any], table: dict[str, Any], rows: list[int]) -> tuple[str, ...]:
         named = episode.get("tasks")
-        if named is not None and len(named):
-            return str(named[0])
-        return self.tasks.get(int(table["task_index"][row]))
+        if named is None or not len(named):
+            named = [self.tasks.get(int(table["task_index"][row])) for row in rows]
+        return tuple(dict.fromkeys(str(one) for one in named if one is not None))
 
     def _places(self, episode: dict[str, Any]) -> dict[str, Any]:
         """The values of the fields in ``data_path`` and ``video_path``."""

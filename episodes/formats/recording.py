@@ -63,7 +63,7 @@ class Recording:
     of ``keys`` that are about the state after the action. ``final(key)``: the observation after the last action;
     None where the file has none. ``terminated``: whether nothing followed its end, as opposed to a time limit; None
     where the file does not say, and then it is so where the episode succeeded.
-    ``reward``, ``instruction`` and ``control_hz`` are None where the file has none.
+    ``instructions``: all that its steps have. ``reward`` and ``control_hz`` are None where the file has none.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Recording:
     final: Callable[[str], np.ndarray] | None = None
     action: Float64[np.ndarray, "T action_dim"]
     reward: Float64[np.ndarray, " T"] | None
-    instruction: str | None
+    instructions: tuple[str, ...]
     control_hz: float | None
     terminated: bool | None = None
 

@@ -61,6 +61,7 @@ def _recording(name: str, demo: Any, instruction: str | None, control_hz: float 
         raise EpisodeError(f"{name} has no actions or no obs, only {list(demo)}; extract them first")
     outcomes = tuple(key for key in OUTCOMES if key in demo)
     has_final = "next_obs" in demo and set(demo["obs"]) <= set(demo["next_obs"])
+    language = _json(demo, "ep_meta").get("lang") or instruction
     return Recording(
         name=name,
         read=lambda key: np.asarray(demo[key] if key in outcomes else demo["obs"][key]),
@@ -69,7 +70,7 @@ def _recording(name: str, demo: Any, instruction: str | None, control_hz: float 
         final=(lambda key: np.asarray(demo["next_obs"][key][-1])) if has_final else None,
         action=actions(name, demo["actions"]),
         reward=np.asarray(demo["rewards"], dtype=np.float64) if "rewards" in demo else None,
-        instruction=_json(demo, "ep_meta").get("lang") or instruction,
+        instructions=(language,) if language else (),
         control_hz=control_hz,
     )
 

@@ -64,7 +64,7 @@ def _of_rows(name: str, file: Any, rows: slice, *, terminated: bool) -> Recordin
         final=(lambda key: np.asarray(file[f"next_{key}"][rows.stop - 1])) if "next_observations" in file else None,
         action=actions(name, file["actions"][rows]),
         reward=np.asarray(file["rewards"][rows], dtype=np.float64).reshape(-1),
-        instruction=None,
+        instructions=(),
         control_hz=None,
         terminated=terminated,
     )
@@ -88,7 +88,7 @@ def _of_group(name: str, group: Any) -> Recording:
         final=lambda key: np.asarray(group[key][-1]),
         action=actions(name, group["actions"]),
         reward=np.asarray(group["rewards"], dtype=np.float64),
-        instruction=None,
+        instructions=(),
         control_hz=None,
         terminated=bool(group["terminations"][-1]),
     )

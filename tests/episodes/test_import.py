@@ -496,6 +496,26 @@ def test_a_dense_reward_is_kept_whatever_the_rule(tmp_path: Path) -> None:
     assert imported(source, tmp_path, **mapping)[0].reward.tolist() == [0.5, 0.5, 0.5, 1.0]
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_an_episode_of_several_instructions_needs_one(tmp_path: Path, *, listed: bool) -> None:
+    """LeRobot lists them for the episode, and has the index of one for each step."""
+    root = lerobot_2(tmp_path / "pusht")
+    second = json.dumps({"task_index": 1, "task": "then leave it"}) + "\n"
+    with (root / "meta/tasks.jsonl").open("a") as file:
+        file.write(second)
+    lines = [json.loads(line) for line in (root / "meta/episodes.jsonl").read_text().splitlines()]
+    lines[0] |= {"tasks": ["push the T", "then leave it"]} if listed else {"tasks": []}
+    (root / "meta/episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path = root / "data/chunk-000/episode_000000.parquet"
+    table = parquet.read_table(path).to_pydict()
+    table["task_index"][-1] = 1
+    write_parquet(path, table)
+    message = r"episode 0 has 2 instructions \('push the T', 'then leave it'\).*give --instruction"
+    with pytest.raises(EpisodeError, match=message):
+        imported(root, tmp_path, **PIXELS)
+    assert imported(root, tmp_path, instruction="push", **PIXELS)[0].instruction == "push"
+
+
 def test_lerobot_s_column_of_actions_may_be_called_so(tmp_path: Path) -> None:
     root = lerobot_2(tmp_path / "pusht")
     path = root / "data/chunk-000/episode_000000.parquet"
