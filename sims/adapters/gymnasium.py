@@ -181,7 +181,7 @@ class Gymnasium:
         """Why it cannot be a part of the state, and what to do; "" where it can."""
         if isinstance(part, Mapping):
             return (
-                f"its observation is a dictionary with {sorted(_keys(self._observation))}; "
+                f"its observation is a dictionary with {sorted(_by_key(self._observation))}; "
                 "name in sim.state the keys that make the state."
             )
         if isinstance(part, tuple):
@@ -196,13 +196,10 @@ class Gymnasium:
     def _lookup(self, key: str) -> Any:
         if key == OBSERVATION and self._is_camera():
             return self._observation
-        found = self._observation
-        for part in key.split("."):
-            if not isinstance(found, Mapping) or part not in found:
-                allowed = sorted(_keys(self._observation))
-                raise UserError(f"{self.config.id}: the observation has no {key!r}; it has {allowed}.")
-            found = found[part]
-        return found
+        parts = _by_key(self._observation)
+        if key not in parts:
+            raise UserError(f"{self.config.id}: the observation has no {key!r}; it has {sorted(parts)}.")
+        return parts[key]
 
 
 def _make(config: GymnasiumConfig) -> Any:
@@ -240,7 +237,10 @@ def _max_steps(env: Any, config: GymnasiumConfig) -> int:
     return int(limit)
 
 
-def _keys(observation: Any, prefix: str = "") -> list[str]:
+def _by_key(observation: Any, prefix: str = "") -> dict[str, Any]:
+    """The parts of a dictionary, by the names of the dictionaries that they are in, joined by dots."""
     if not isinstance(observation, Mapping):
-        return [prefix.rstrip(".")]
-    return [key for name, value in observation.items() for key in _keys(value, f"{prefix}{name}.")]
+        return {prefix.rstrip("."): observation}
+    return {
+        key: part for name, value in observation.items() for key, part in _by_key(value, f"{prefix}{name}.").items()
+    }

@@ -170,6 +170,18 @@ def test_an_observation_that_is_an_image_is_a_camera() -> None:
         env.close()
 
 
+def test_a_name_with_a_dot_is_a_key_like_a_dictionary_in_a_dictionary() -> None:
+    sim = GymnasiumConfig(id=UNUSUAL + "DottedKeys-v0", state=("robot.position", "arm.elapsed"), num_envs=1)
+    env = SubprocVectorEnv(sim, Gymnasium)
+    try:
+        env.reset(start=[StartState(task=0, seed=1)])
+        before = env.observe().state
+        env.step(torch.full((1, 2), 0.5))
+        torch.testing.assert_close(env.observe().state - before, torch.tensor([[0.5, 0.5, 1.0]]))
+    finally:
+        env.close()
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [

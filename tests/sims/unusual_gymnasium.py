@@ -79,9 +79,20 @@ class Pair(Walk):
         return self.position.astype(np.float32), 1
 
 
+class DottedKeys(Walk):
+    """Its names have dots, as LeRobot's have, beside a dictionary in the dictionary."""
+
+    observation_space = spaces.Dict(
+        {"robot.position": Walk.observation_space, "arm": spaces.Dict({"elapsed": spaces.Box(0, 20, (1,), np.float32)})}
+    )
+
+    def observation(self) -> Any:
+        return {"robot.position": super().observation(), "arm": {"elapsed": np.array([self.elapsed], np.float32)}}
+
+
 def forward(env: OneFixedAction, observation: np.ndarray) -> np.ndarray:
     return np.array([1.0, 0.5])
 
 
-for environment in (OneFixedAction, SuccessAtTheEnd, GlobalGenerators, Pixels, Pair):
+for environment in (OneFixedAction, SuccessAtTheEnd, GlobalGenerators, Pixels, Pair, DottedKeys):
     gymnasium.register(id=f"{environment.__name__}-v0", entry_point=environment, max_episode_steps=20)
