@@ -165,6 +165,15 @@ def test_every_mistake_is_listed(write):
     ]
 
 
+def test_a_section_that_the_command_line_changed_names_both_places(write):
+    path = write("seed: 1\nalgorithm: {clip_ratio: 2}")
+    wrong = "quickstart.yaml: 'algorithm': clip_ratio must be positive, got -1.0 (line 2 and command line)"
+    assert error(path, "--algorithm.clip_ratio", "-1") == [wrong]
+    assert error(write("seed: 1\nalgorithm: {clip_ratio: -1}"), "--gamma", "1") == [
+        wrong.replace(" and command line", "")
+    ]
+
+
 def test_a_wrong_path_suggests_the_nearest_file(write, tmp_path: Path):
     write("seed: 1")
     assert error(tmp_path / "quikstart.yaml") == [

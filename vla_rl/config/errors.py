@@ -142,4 +142,8 @@ def _origin(origins: Mapping[Keys, Origin], keys: Keys, file: str) -> Origin:
 
 def _where(origins: Mapping[Keys, Origin], keys: Keys, file: str) -> str:
     line = _origin(origins, keys, file).line
-    return " (command line)" if line is None else f" (line {line})" if line else ""
+    if not line:
+        return " (command line)" if line is None else ""
+    inside = [origin for written, origin in origins.items() if written[: len(keys)] == keys]
+    overridden = keys and any(origin.line is None for origin in inside)
+    return f" (line {line} and command line)" if overridden else f" (line {line})"
