@@ -69,7 +69,9 @@ def test_what_is_not_under_the_protocol_has_no_table(tmp_path: Path, monkeypatch
     experiment = Experiment(sim=LiberoConfig(tasks=(0,), max_steps=100), device="cpu")
     assert "score_table" not in evaluate(experiment=experiment)
     assert "score_table" not in evaluate(experiment=experiment, suites=("spatial",))
-    assert "Spatial" in evaluate(experiment=experiment, protocol="standard")["score_table"]
+    standard = partial(evaluate, experiment=experiment, protocol="standard")
+    assert "score_table" not in standard(control="blank_instruction")
+    assert "Spatial" in standard()["score_table"]
 
 
 def test_suites_are_checked_before_the_first_is_evaluated_and_reported_one_by_one(

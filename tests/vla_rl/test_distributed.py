@@ -265,6 +265,27 @@ def test_a_version_of_ray_that_knows_no_tokens_starts_no_cluster(
         connect(ClusterConfig(), workers=1)
 
 
+@pytest.mark.parametrize(("workers", "cpus", "started"), [(5, 0.5, 3), (1, 2.5, 3), (3, 0.1, 1), (10, 0.3, 3)])
+def test_a_cluster_that_is_started_holds_its_collectors(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int, cpus: float, started: int
+) -> None:
+    """Where a machine has fewer cores than they ask for."""
+    import ray
+
+    from vla_rl.distributed.cluster import connect
+
+    asked: list[object] = []
+    for name in ("RAY_ADDRESS", "TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    for name, value in (("RAY_AUTH_MODE", "disabled"), ("RAY_AUTH_TOKEN", "0"), ("RAY_worker_niceness", "0")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr(ray, "init", lambda num_cpus, **options: asked.append(num_cpus))
+    connect(ClusterConfig(cpus=cpus), workers=workers)
+    assert asked == [started]
+
+
 @pytest.mark.parametrize("folder", ["RAY_TMPDIR", "TMPDIR"])
 def test_auto_joins_the_cluster_that_ray_start_noted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str

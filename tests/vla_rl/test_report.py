@@ -380,6 +380,19 @@ def test_runs_that_start_from_the_bundle_of_their_seed_are_one_group(tmp_path: P
     assert [[run.path.name for run in group.runs] for group in found] == [["a-0", "a-1"], ["b-0", "b-1"]]
 
 
+@pytest.mark.parametrize(
+    "setting", ["sim.workers", "checkpoint_every", "cluster.collectors", "evaluation.videos_per_task"]
+)
+def test_runs_that_differ_in_what_results_do_not_depend_on_are_one_group(tmp_path: Path, setting: str):
+    runs = [make_run(tmp_path / str(seed), seed=seed, videos=False) for seed in (0, 1)]
+    for number, run in enumerate(runs):
+        config, keys = yaml.safe_load((run / "config.yaml").read_text()), setting.split(".")
+        section = config.setdefault(keys[0], {}) if len(keys) > 1 else config
+        section[keys[-1]] = 1 + number
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert [len(group.runs) for group in groups([read_run(run) for run in runs])] == [2]
+
+
 @pytest.mark.parametrize("imagined", [3, {}, {"before": {"success": 0.5}, "after": {"success": 0.5}}])
 def test_a_damaged_success_in_a_world_model_is_one_message(tmp_path: Path, imagined: object):
     run = make_run(tmp_path / "one", videos=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import signal
@@ -55,7 +56,7 @@ def _connect(config: ClusterConfig, *, workers: int) -> None:
             _use_token()
         _join(noted)
     else:
-        _start(max(1, os.cpu_count() or 1, round(workers * config.cpus)))
+        _start(max(1, os.cpu_count() or 1, math.ceil(round(workers * config.cpus, 6))))
 
 
 def _started_by_hand() -> str | None:

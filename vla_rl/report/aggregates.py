@@ -11,11 +11,15 @@ import numpy as np
 from sims.numbers.statistics import interquartile_interval, interquartile_mean
 from vla_rl.report.compute import ComputeFit, compute_fit
 from vla_rl.report.run_data import Rate, RunData, per_task
+from vla_rl.runs.changes import WITHOUT_EFFECT, among
 from vla_rl.runs.result import RESULT_FILE
 
 NUMBER = re.compile(r"(\d+)")
 SHOWN = 6  # settings in a group's name
-OF_ONE_RUN = ("seed", "evaluation.seed", "cluster", "trace", "watchdog_s", "device", "wandb")
+OF_ONE_RUN = (
+    *("seed", "evaluation.seed", "evaluation.videos_per_task", "evaluation.control_episodes"),
+    *WITHOUT_EFFECT,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +96,7 @@ def _settings(runs: Sequence[RunData]) -> list[dict[str, object]]:
     """Of each run, without what is of it alone: also its own seed in a path, as each starts from the bundle of its
     seed. That is a number which in all paths that are alike but for their numbers is the run's seed."""
     settings = [
-        {
-            key: value
-            for key, value in run.settings.items()
-            if key not in OF_ONE_RUN and not key.startswith("cluster.") and value is not None
-        }
+        {key: value for key, value in run.settings.items() if not among(key, OF_ONE_RUN) and value is not None}
         for run in runs
     ]
     alike: dict[tuple[str, str], list[int]] = {}

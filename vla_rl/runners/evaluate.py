@@ -280,7 +280,8 @@ def evaluate_path(
             finished(results[-1])
     joined = join_suites(results) if suites else results[0]
     success = {result["simulator"]: result["success"] for result in results}
-    table = score_table(sim, success) if all(map(is_under_protocol, configs)) else None
+    published = control == "none" and all(map(is_under_protocol, configs))
+    table = score_table(sim, success) if published else None
     return joined if table is None else joined | {"suites": success, "score_table": table}
 
 
