@@ -74,6 +74,7 @@ class ArmEnv:
             device=torch.device("cpu"),
             fingerprint={"robot": name},
             can_capture=False,
+            action_delay=policy.action_delay,
         )
         if difference := policy.differences(RobotSpec.of(self.spec)):
             raise RobotError(f"the policy was made for another robot: {difference}")

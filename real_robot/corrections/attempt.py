@@ -10,7 +10,7 @@ from jaxtyping import Float32, UInt8
 
 from episodes.schema import HUMAN, POLICY, Episode
 from sims.tensor_dataclass import TensorDataclass
-from sims.vector_env import StartState
+from sims.vector_env import EnvSpec, StartState
 
 Images = Mapping[str, UInt8[np.ndarray, "height width 3"]]
 
@@ -96,10 +96,9 @@ class Attempt:
             taken_up=taken_up,
         )
 
-    def episode(
-        self, *, task: str, split: str, control_hz: float, weights: int, fingerprint: Mapping[str, str]
-    ) -> Episode:
-        """``weights``: number of the policy's weights. It must have steps, and observations from the first on."""
+    def episode(self, *, task: str, split: str, spec: EnvSpec, weights: int) -> Episode:
+        """``spec``: of the environment. ``weights``: number of the policy's weights. It must have steps, and
+        observations from the first on."""
         observed = sorted(at for at in self.observations if at <= self.length)
         cameras = self.observations[observed[0]][0]
         return Episode(
@@ -123,9 +122,10 @@ class Attempt:
             split=split,
             seed=self.start.seed,
             source="policy",
-            control_hz=control_hz,
+            control_hz=spec.control_hz,
             policy_version=self.policy_version,
-            fingerprint=fingerprint,
+            fingerprint={"environment": spec.name, **spec.fingerprint},
+            action_delay=spec.action_delay,
         )
 
     def _column(self, name: str, dtype: type) -> np.ndarray:

@@ -196,9 +196,8 @@ class CorrectionSession:
         episode = attempt.episode(
             task=self.spec.tasks[attempt.start.task],
             split=self._split,
-            control_hz=self.spec.control_hz,
+            spec=self.spec,
             weights=int(attempt.policy_version[:12] or "0", 16),
-            fingerprint={"environment": self.spec.name, **self.spec.fingerprint},
         )
         self.last_episode = self.store.add(episode)
         self.mode, self.reason = "ended", ""  # before anything else can fail: it is stored once

@@ -244,6 +244,7 @@ def test_a_policy_acts_as_late_after_its_observations_as_it_was_trained(
                 with EpisodeStore(server.folder / "episodes") as store:
                     episode = store.read(session.last_episode)
                 assert (episode.observation_steps[0], episode.observation_steps[-1]) == (0, episode.num_steps)
+                assert episode.action_delay == delay
                 late.append(delay_of(episode))
                 if late[-1] > delay - 0.5:
                     break

@@ -77,6 +77,13 @@ def test_an_episode_with_a_correction_is_recorded_whole(tmp_path):
         assert not episode.succeeded
 
 
+def test_an_episode_says_the_action_delay_of_its_simulator(tmp_path):
+    with session(tmp_path, sim=replace(SIM, action_delay=2)) as robot:
+        ticks(robot, 6)
+        robot.end("success", person="anna")
+        assert robot.store.read(robot.last_episode).action_delay == 2
+
+
 def test_the_hand_over_is_blended_both_ways(tmp_path):
     with session(tmp_path) as robot:
         ticks(robot, 5)
