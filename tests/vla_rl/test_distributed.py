@@ -265,11 +265,12 @@ def test_a_version_of_ray_that_knows_no_tokens_starts_no_cluster(
         connect(ClusterConfig(), workers=1)
 
 
+@pytest.mark.parametrize("address", [None, "auto", "local"])
 @pytest.mark.parametrize(("workers", "cpus", "started"), [(5, 0.5, 3), (1, 2.5, 3), (3, 0.1, 1), (10, 0.3, 3)])
 def test_a_cluster_that_is_started_holds_its_collectors(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int, cpus: float, started: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int, cpus: float, started: int, address: str | None
 ) -> None:
-    """Where a machine has fewer cores than they ask for."""
+    """Where a machine has fewer cores than they ask for; ``address``: RAY_ADDRESS."""
     import ray
 
     from vla_rl.distributed.cluster import connect
@@ -278,12 +279,14 @@ def test_a_cluster_that_is_started_holds_its_collectors(
     for name in ("RAY_ADDRESS", "TMPDIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    if address is not None:
+        monkeypatch.setenv("RAY_ADDRESS", address)
     for name, value in (("RAY_AUTH_MODE", "disabled"), ("RAY_AUTH_TOKEN", "0"), ("RAY_worker_niceness", "0")):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    monkeypatch.setattr(ray, "init", lambda num_cpus, **options: asked.append(num_cpus))
+    monkeypatch.setattr(ray, "init", lambda address, num_cpus, **options: asked.append((address, num_cpus)))
     connect(ClusterConfig(cpus=cpus), workers=workers)
-    assert asked == [started]
+    assert asked == [("local", started)]
 
 
 @pytest.mark.parametrize("folder", ["RAY_TMPDIR", "TMPDIR"])

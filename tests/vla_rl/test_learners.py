@@ -146,6 +146,8 @@ def test_a_learner_that_hangs_while_a_batch_is_sent_to_it_ends_the_run(monkeypat
 def test_learners_that_would_have_nothing_to_do_are_refused() -> None:
     with pytest.raises(ValueError, match=r"at most the micro-batches of a minibatch, which they share \(1\), got 2"):
         experiment(PPO, learners(2))
+    with pytest.raises(ValueError, match=r"sharding fsdp divides weights between learners: set cluster\.learners"):
+        learners(1, "fsdp")
     with pytest.raises(ValueError, match="reference_weight 0"):
         experiment(replace(OF_THREE, update=replace(OF_THREE.update, reference_weight=0.1)), learners(2))
     with pytest.raises(ValueError, match="off_policy learns in one process"):

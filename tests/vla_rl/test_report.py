@@ -184,7 +184,9 @@ def test_a_round_that_has_just_started(tmp_path: Path):
 
 def test_a_gain_within_the_interval_is_called_noise(tmp_path: Path):
     page = check(write_report(make_run(tmp_path / "run", gain=0.02, videos=False)))
-    assert "within the noise of this evaluation" in page.text
+    assert "A change of +2 points" in page.text and "within the noise of this evaluation" in page.text
+    page = check(write_report(make_run(tmp_path / "worse", gain=-0.02, videos=False)))
+    assert "A change of -2 points" in page.text
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ class ClusterConfig:
     """Where the shards of a rollout are collected and the gradients of an update computed; results do not depend on it.
 
     ``address``: of a Ray cluster, HOST:PORT, or auto: RAY_ADDRESS, else the one that was started by hand on this
-    machine (ray start), else one of the run's own, guarded by a token of its own. ``collectors``:
+    machine (ray start), else one of the run's own, guarded by a token of its own; local: always that. ``collectors``:
     processes; null: one per ``algorithm.rollout_shards``; 0: none, the run's own process collects, without Ray.
     ``learners``: processes of this machine that share the
     micro-batches of an update, the run's own among them; on GPUs one for each. ``sharding``: none, each learner has all
@@ -45,6 +45,10 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         if self.placement == "pipelined" and self.collects:
             raise ValueError("cluster.placement pipelined is of the run's own process: it needs cluster.collectors 0")
+        if self.sharding != "none" and self.learners == 1:
+            raise ValueError(
+                f"cluster.sharding {self.sharding} divides weights between learners: set cluster.learners to at least 2"
+            )
 
     @property
     def collects(self) -> bool:

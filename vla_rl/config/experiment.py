@@ -152,7 +152,7 @@ class Experiment:
     @property
     def divides_weights(self) -> bool:
         """Whether each of several learners has a part of the weights."""
-        return self.cluster is not None and self.cluster.learners > 1 and self.cluster.sharding != "none"
+        return self.cluster is not None and self.cluster.sharding != "none"
 
     def _check_cluster(self) -> None:
         shards = self.algorithm.rollout_shards

@@ -48,10 +48,10 @@ def _own_signals() -> Iterator[None]:
 
 
 def _connect(config: ClusterConfig, *, workers: int) -> None:
-    address = os.environ.get("RAY_ADDRESS") if config.address == "auto" else config.address
-    if address:
+    address = (os.environ.get("RAY_ADDRESS") or "auto") if config.address == "auto" else config.address
+    if address not in ("auto", "local"):  # Ray's words; local: a cluster of this process
         _join(address)
-    elif noted := _started_by_hand():
+    elif address == "auto" and (noted := _started_by_hand()):
         if _has_token():  # then it was asked for by ray start
             _use_token()
         _join(noted)

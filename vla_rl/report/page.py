@@ -95,7 +95,9 @@ def _conclusion(run: RunData, gain: float, low: float, high: float) -> str:
         return f"The final policy succeeds {100 * gain:.0f} points more often{on}; the interval excludes zero."
     if high < 0:
         return f"The final policy succeeds {-100 * gain:.0f} points less often{on}; the interval excludes zero."
-    return f"A change of {signed(gain)} points{on} is within the noise of this evaluation: its interval includes zero."
+    return (
+        f"A change of {100 * gain:+.0f} points{on} is within the noise of this evaluation: its interval includes zero."
+    )
 
 
 def _tasks(run: RunData) -> str:
