@@ -209,6 +209,8 @@ def read_manifest(path: Path, cls: type[M], *, format: int, again: str, error_cl
             problem = f"unknown key, got {first['input']!r}; another version of vla-rl may have written it"
         else:
             problem = f"{first['msg']}, got {first['input']!r}"
+            if first["type"] == "union_tag_invalid":
+                problem += "; one of another package is known once that is installed"
         raise error_class(f"{path}: {where}: {problem}") from None
     except ValueError as error:
         raise error_class(f"{path}: {error}") from None

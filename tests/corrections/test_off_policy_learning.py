@@ -36,7 +36,7 @@ from vla_rl.config.loader import load_config
 from vla_rl.config.packaged import find_config
 from vla_rl.replay.replay import SEVERAL
 from vla_rl.runners.correction_replays import Replays, correction_replays
-from vla_rl.runners.correction_rounds import learn_round, read_rounds
+from vla_rl.runners.correction_rounds import learn, learn_round, read_rounds
 from vla_rl.runners.corrections import BUNDLE, EPISODES
 
 RECIPES = ("hil_serl", "recap", "recap_positives")
@@ -299,6 +299,32 @@ def test_without_a_chunk_of_a_person_there_is_nothing_to_learn(tmp_path: Path) -
         store.add(make_episode(steps=STEPS, actor=actor))
     with pytest.raises(UserError, match="nowhere did a person drive"):
         learn_round(tmp_path, recipe("recap", tmp_path, "--learning.demonstrations=[]"))
+
+
+def test_a_learner_that_watches_waits_where_no_correction_is_long_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says so once, and learns when there is one."""
+    folder_of(tmp_path, episodes=0)
+    short = np.full(STEPS, POLICY, dtype=np.uint8)
+    short[3] = HUMAN
+    with EpisodeStore(tmp_path / EPISODES) as store:
+        for seed in range(2):
+            store.add(make_episode(steps=STEPS, seed=seed, actor=short))
+    waits: list[float] = []
+
+    class Event:
+        def wait(self, seconds: float) -> None:
+            waits.append(seconds)
+            if len(waits) == 3:
+                folder_of(tmp_path)
+
+    monkeypatch.setattr("vla_rl.runners.correction_rounds.threading.Event", Event)
+    overrides = ("--learning.demonstrations=[]", "--learning.episodes_per_round=2")
+    watching = learn(tmp_path, recipe("recap", tmp_path, *overrides), watch=True)
+    assert next(watching)["corrected_episodes"] == 5
+    assert len(waits) == 3
+    assert capsys.readouterr().err.count("nowhere did a person drive") == 1
 
 
 @pytest.mark.parametrize("setting", ["bc.steps=5", "human_share=0.4", "own_steps={}"])

@@ -31,6 +31,10 @@ from vla_rl.runners.imitation import SUCCESSES
 from vla_rl.runs.run_dir import git_revision
 
 
+class NoDemonstratedChunk(UserError):
+    """A person, or an expert, never chose a whole chunk alone."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Replays:
     """``digest``: of the episodes, their cuts and outcomes."""
@@ -51,7 +55,7 @@ def correction_replays(
 ) -> Replays:
     """Of the corrected ``episodes`` with these ``ids``, and the successes of the stores ``demonstrations``.
 
-    UserError where no chunk was a person's.
+    NoDemonstratedChunk where none was a person's.
     """
     set_frozen(policy, settings.frozen)  # what a frozen encoder makes of an observation is stored
     gamma, digest = settings.gamma, hashlib.sha256()
@@ -59,7 +63,7 @@ def correction_replays(
     given = [chunks for path in demonstrations for chunks in _sequences(path, SUCCESSES, policy, gamma, digest)]
     chosen = [chunks for chunks in map(demonstrated, [*given, *own]) if chunks.num_executed.any()]
     if not chosen:
-        raise UserError(
+        raise NoDemonstratedChunk(
             f"{episodes}: nowhere did a person drive for {policy.spec.action_horizon} control steps, the policy's "
             "action horizon, or to the end of an episode; what was aborted or rewound does not count unless it is "
             "labelled"

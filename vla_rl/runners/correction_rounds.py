@@ -37,7 +37,7 @@ from vla_rl.algorithms.encoded_windows import encode_windows
 from vla_rl.algorithms.off_policy_updates import made_conditional
 from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.loader import flat_settings
-from vla_rl.runners.correction_replays import Replays, correction_replays, learn_replays
+from vla_rl.runners.correction_replays import NoDemonstratedChunk, Replays, correction_replays, learn_replays
 from vla_rl.runners.correction_sources import cloning_sources, corrected_episodes, measured_share
 from vla_rl.runners.corrections import BUNDLE, EPISODES
 from vla_rl.runners.imitation import SUCCESSES, clone_windows, divide, window_samplers
@@ -72,8 +72,9 @@ _ROUND = TypeAdapter(Round)
 def learn(folder: Path, config: CorrectionsConfig, *, watch: bool) -> Iterator[dict[str, Any]]:
     """``vla-rl learn``: rounds of training on ``folder``'s corrections; {round, corrected_episodes, version} each.
 
-    ``watch``: a round whenever there are enough new corrected episodes; else one, from all there are. A round that was
-    interrupted comes first. UserError if there are no corrections, or where another process learns from them.
+    ``watch``: a round whenever there are enough new corrected episodes and a chunk to learn from; else one, from all
+    there are. A round that was interrupted comes first. UserError if there are no corrections, or where another process
+    learns from them.
     """
     if not (folder / BUNDLE).exists():
         raise UserError(f"{folder} has no {BUNDLE}; make corrections with: vla-rl correct BUNDLE --out {folder}")
@@ -83,13 +84,24 @@ def learn(folder: Path, config: CorrectionsConfig, *, watch: bool) -> Iterator[d
 
 def _rounds(folder: Path, config: CorrectionsConfig, *, watch: bool) -> Iterator[dict[str, Any]]:
     actors = config.learning.actors
+    useless: frozenset[str] | None = None  # episodes that no round could learn from
     while True:
         corrected = set(corrected_episodes(folder / EPISODES, actors)) if is_store(folder / EPISODES) else set()
         rounds = read_rounds(folder)
         new = corrected - rounds[-1][1].corrected if rounds and watch else corrected
         under_way = bool(rounds) and not rounds[-1][1].published
         if corrected and (under_way or len(new) >= (config.learning.episodes_per_round if watch else 1)):
-            yield learn_round(folder, config)
+            ids = _ids(folder, config)
+            if ids != useless:
+                try:
+                    learned = learn_round(folder, config)
+                except NoDemonstratedChunk as error:
+                    if not watch:
+                        raise
+                    useless = ids
+                    print(f"{error}; waiting for other corrections", file=sys.stderr, flush=True)
+                else:
+                    yield learned
         elif not watch:
             who = "that a person corrected" if actors == ("human",) else f"of {' or '.join(actors)}"
             what = f"{folder / EPISODES} has no successful episode {who}"
