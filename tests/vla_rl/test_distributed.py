@@ -27,6 +27,7 @@ from policies.bundle import save_bundle
 from policies.policy import RobotSpec
 from policies.registry import build_policy
 from sims.errors import RunFailure, UserError
+from sims.subproc.termination import Terminated
 from tests.policies.small_configs import CONFIGS
 from tests.vla_rl.scale_run import FLOW, GRPO, PPO, RLPD, SIM, SMALL, experiment, numbers, run_to_end, save_residual
 from vla_rl.algorithms.algorithm import Algorithm
@@ -287,6 +288,39 @@ def test_a_cluster_that_is_started_holds_its_collectors(
     monkeypatch.setattr(ray, "init", lambda address, num_cpus, **options: asked.append((address, num_cpus)))
     connect(ClusterConfig(cpus=cpus), workers=workers)
     assert asked == [("local", started)]
+
+
+def test_sigterm_while_ray_connects_is_one_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray exits with its number, 15, which no batch system takes for a run to be queued again."""
+    import ray
+
+    from vla_rl.distributed import cluster
+
+    def killed(**options: object) -> None:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as ray.init does
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setattr(cluster, "_reach", lambda address: None)
+    monkeypatch.setattr(ray, "init", killed)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Terminated) as ended:
+        cluster.connect(ClusterConfig(), workers=1)
+    assert ended.value.exit_code == 143
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_stacks_file_that_another_process_removed_is_no_error(tmp_path: Path) -> None:
+    """Nor does a process of another machine, which may have the same id, write the same one."""
+    from vla_rl.distributed.worker import reporting_hangs, stacks_file
+
+    path = tmp_path / stacks_file((0, 1), 245)
+    with reporting_hangs(path, 60.0):
+        path.unlink()
+    with reporting_hangs(path, 0.1):
+        time.sleep(1.0)
+    assert "test_a_stacks_file" in path.read_text()
+    assert stacks_file((2, 3), 245) != path.name
 
 
 @pytest.mark.parametrize("folder", ["RAY_TMPDIR", "TMPDIR"])

@@ -18,6 +18,7 @@ import ray
 from ray._raylet import Config  # type: ignore[attr-defined]
 
 from sims.errors import RunFailure, UserError
+from sims.subproc.termination import Terminated
 from vla_rl.config.cluster import ClusterConfig
 
 REACH_S = 10.0
@@ -38,10 +39,14 @@ def connect(config: ClusterConfig, *, workers: int) -> None:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Ray takes SIGTERM for itself."""
+    """Ray takes SIGTERM for itself, and ends the process with its number while it connects."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
+    except SystemExit as ended:
+        if ended.code == signal.SIGTERM:
+            raise Terminated(signal.SIGTERM) from None
+        raise
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)

@@ -121,7 +121,7 @@ class CollectorPool:
                 self._replace(process, f"{slow}; {self._stacks(process)}")
 
     def _stacks(self, process: _Process) -> str:
-        stacks = self.settings.folder / stacks_file(process.pid)
+        stacks = self.settings.folder / stacks_file(process.shards, process.pid)
         if stacks.exists() and stacks.stat().st_size:
             return f"its stacks are in {stacks}"
         return "it left no stacks: it is stopped, or its machine is gone"

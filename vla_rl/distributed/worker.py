@@ -82,9 +82,10 @@ class Answer:
     not_finite: Mapping[str, Any] | None = None
 
 
-def stacks_file(pid: int) -> str:
-    """In the run's folder: what each thread of the collector with this process id did when it hung."""
-    return f"watchdog_collector_{pid}.txt"
+def stacks_file(shards: Sequence[int], pid: int) -> str:
+    """In the run's folder: what each thread of the collector of these shards did when it hung. Processes of several
+    machines write there, and may have the same id."""
+    return f"watchdog_collector_{shards[0]}_{pid}.txt"
 
 
 class ShardWorker:
@@ -92,7 +93,7 @@ class ShardWorker:
 
     def __init__(self, settings: WorkerSettings, shards: Sequence[int]) -> None:
         torch.set_num_threads(settings.threads)
-        self.settings = settings
+        self.settings, self._stacks_file = settings, settings.folder / stacks_file(shards, os.getpid())
         experiment = settings.experiment
         count = experiment.algorithm.rollout_shards
         device = select_device(settings.device, precision=experiment.precision, compile=experiment.compile)
@@ -128,7 +129,7 @@ class ShardWorker:
     def rollout(self, request: Request, weights: PackedTensors) -> Answer:
         """``weights``: those of ``request.version``."""
         collector = self.collectors[request.shard]
-        with self._reporting_hangs():
+        with reporting_hangs(self._stacks_file, self.settings.hang_s):
             if request.record != self.timer.recording:
                 self.timer.record(request.record)
             if request.version != self.version:
@@ -157,18 +158,19 @@ class ShardWorker:
             not_finite=problem,
         )
 
-    @contextmanager
-    def _reporting_hangs(self) -> Iterator[None]:
-        """A thread of the interpreter's own writes all stacks, whatever this process is stuck in."""
-        path = self.settings.folder / stacks_file(os.getpid())
-        with path.open("w") as file:
-            faulthandler.dump_traceback_later(0.8 * self.settings.hang_s, file=file)
-            try:
-                yield
-            finally:
-                faulthandler.cancel_dump_traceback_later()
-        if not path.stat().st_size:
-            path.unlink()
+
+@contextmanager
+def reporting_hangs(path: Path, hang_s: float) -> Iterator[None]:
+    """A thread of the interpreter's own writes all stacks to ``path``, whatever this process is stuck in."""
+    with path.open("w") as file:
+        faulthandler.dump_traceback_later(0.8 * hang_s, file=file)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        empty = not os.fstat(file.fileno()).st_size
+    if empty:
+        path.unlink(missing_ok=True)
 
 
 def _collect(collector: Collector, request: Request) -> PackedRecord[Experience] | PackedChunk:
