@@ -21,6 +21,7 @@ from policies.pretrained.smolvla.config import SmolVLAConfig
 from policies.pretrained.smolvla.policy import SmolVLAPolicy
 from sims.plugins import with_plugins
 
+PLUGIN_GROUP = "vla_rl.policies"
 BUILT_IN: Mapping[type[Any], Callable[[Any, RobotSpec], Policy[Any, Any]]] = {
     DenoisingPolicyConfig: DenoisingPolicy,
     CategoricalPolicyConfig: CategoricalPolicy,
@@ -30,7 +31,7 @@ BUILT_IN: Mapping[type[Any], Callable[[Any, RobotSpec], Policy[Any, Any]]] = {
     DiffusionPolicyConfig: DiffusionChunkPolicy,
     OpenVLAConfig: OpenVLAPolicy,
 }
-POLICIES: Mapping[type[Any], Callable[[Any, RobotSpec], Policy[Any, Any]]] = with_plugins(BUILT_IN, "vla_rl.policies")
+POLICIES: Mapping[type[Any], Callable[[Any, RobotSpec], Policy[Any, Any]]] = with_plugins(BUILT_IN, PLUGIN_GROUP)
 
 DEFAULT_POLICY = DenoisingPolicyConfig
 

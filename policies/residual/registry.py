@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 from pydantic import Field
 
 from policies.policy import Policy, RobotSpec
-from policies.registry import POLICIES
+from policies.registry import BUILT_IN, PLUGIN_GROUP
 from policies.residual.best_of import BestOfPolicy, BestOfPolicyConfig
 from policies.residual.conditioned import ConditionedPolicy, ConditionedPolicyConfig
 from policies.residual.policy import ResidualPolicy, ResidualPolicyConfig
+from sims.plugins import with_plugins
 
-BUNDLED: Mapping[type[Any], Callable[[Any, RobotSpec], Policy[Any, Any]]] = {
-    **POLICIES,
+WRAPPERS = {
     ResidualPolicyConfig: ResidualPolicy,
     BestOfPolicyConfig: BestOfPolicy,
     ConditionedPolicyConfig: ConditionedPolicy,
 }
+BUNDLED: Mapping[type[Any], Callable[[Any, RobotSpec], Policy[Any, Any]]] = with_plugins(
+    {**BUILT_IN, **WRAPPERS}, PLUGIN_GROUP
+)
 
 if TYPE_CHECKING:
     BundledConfig = Any

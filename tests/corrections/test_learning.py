@@ -163,6 +163,26 @@ def test_a_round_that_was_trained_but_not_published_is_published_and_its_episode
     assert (second["round"], second["corrected_episodes"]) == (2, 4)
 
 
+def test_a_version_that_was_rolled_back_is_not_published_again(tmp_path: Path):
+    """From the same episodes the next round makes it again; from more of them another."""
+    corrections(tmp_path)
+    bundle, versions = tmp_path / BUNDLE, PublishedVersions(tmp_path / BUNDLE)
+    first = versions.newest()
+    learn_round(tmp_path, CONFIG)
+    second = versions.newest()
+    versions.drop(second, first)
+    assert bundle_version(bundle) == first != second
+    for _ in range(2):
+        with pytest.raises(
+            UserError, match=rf"make version {second[:12]} again, which was rolled back: add corrections"
+        ):
+            learn_round(tmp_path, CONFIG)
+        assert bundle_version(bundle) == first
+    corrections(tmp_path, episodes=1)
+    assert learn_round(tmp_path, CONFIG)["corrected_episodes"] == 4
+    assert bundle_version(bundle) not in (first, second)
+
+
 def test_a_share_that_is_no_window_of_a_batch_is_refused(tmp_path: Path):
     corrections(tmp_path)
     with EpisodeStore(tmp_path / "given", create=True) as store:
@@ -241,6 +261,7 @@ def test_a_round_is_given_up_when_its_policy_is_rolled_back_while_it_trains(tmp_
         learned = learner.submit(learn_round, tmp_path, CONFIG)
         while len(read_rounds(tmp_path)) < 2 and not learned.done():
             time.sleep(0.002)
+        corrections(tmp_path, episodes=1)  # or the third round makes the version that is rolled back
         versions.drop(second, first)
         assert learned.result()["round"] == 3
     parents = [begun.parent for _, begun in read_rounds(tmp_path)]

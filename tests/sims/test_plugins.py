@@ -119,6 +119,14 @@ def test_a_simulator_of_a_name_that_the_robot_has(site: Path) -> None:
     assert "and the built-in RobotConfig are both named 'robot'" in done.stderr
 
 
+def test_a_policy_of_a_name_that_only_bundles_have(site: Path) -> None:
+    install(site, "corridor_sim:SIMULATOR", module=MODULE.replace('"corridor"', '"residual"'), group="vla_rl.policies")
+    path = os.pathsep.join([str(site), str(Path(__file__).parents[2])])
+    command = [sys.executable, "-c", "import policies.bundle"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert "and the built-in ResidualPolicyConfig are both named 'residual'" in done.stderr
+
+
 def test_an_experiment_selects_a_registered_simulator(site: Path) -> None:
     """In a new interpreter, as after ``pip install``: the YAML section, its checks, and the environment."""
     install(site, "corridor_sim:SIMULATOR")

@@ -31,8 +31,8 @@ from vla_rl.runners.imitation import SUCCESSES
 from vla_rl.runs.run_dir import git_revision
 
 
-class NoDemonstratedChunk(UserError):
-    """A person, or an expert, never chose a whole chunk alone."""
+class NothingToLearn(UserError):
+    """From these episodes no other policy would come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ def correction_replays(
 ) -> Replays:
     """Of the corrected ``episodes`` with these ``ids``, and the successes of the stores ``demonstrations``.
 
-    NoDemonstratedChunk where none was a person's.
+    NothingToLearn where no chunk was a person's, or an expert's, alone.
     """
     set_frozen(policy, settings.frozen)  # what a frozen encoder makes of an observation is stored
     gamma, digest = settings.gamma, hashlib.sha256()
@@ -63,7 +63,7 @@ def correction_replays(
     given = [chunks for path in demonstrations for chunks in _sequences(path, SUCCESSES, policy, gamma, digest)]
     chosen = [chunks for chunks in map(demonstrated, [*given, *own]) if chunks.num_executed.any()]
     if not chosen:
-        raise NoDemonstratedChunk(
+        raise NothingToLearn(
             f"{episodes}: nowhere did a person drive for {policy.spec.action_horizon} control steps, the policy's "
             "action horizon, or to the end of an episode; what was aborted or rewound does not count unless it is "
             "labelled"

@@ -30,14 +30,14 @@ from policies.policy import Policy
 from policies.residual.critic_guided import CriticGuided
 from policies.residual.policy import ResidualConfig, ResidualPolicy, residual_on
 from real_robot.corrections.training import LEARNING, round_number, sorted_rounds
-from real_robot.serving.published import changing_published
+from real_robot.serving.published import PublishedVersions, changing_published
 from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
 from vla_rl.algorithms.encoded_windows import encode_windows
 from vla_rl.algorithms.off_policy_updates import made_conditional
 from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.loader import flat_settings
-from vla_rl.runners.correction_replays import NoDemonstratedChunk, Replays, correction_replays, learn_replays
+from vla_rl.runners.correction_replays import NothingToLearn, Replays, correction_replays, learn_replays
 from vla_rl.runners.correction_sources import cloning_sources, corrected_episodes, measured_share
 from vla_rl.runners.corrections import BUNDLE, EPISODES
 from vla_rl.runners.imitation import SUCCESSES, clone_windows, divide, window_samplers
@@ -84,7 +84,7 @@ def learn(folder: Path, config: CorrectionsConfig, *, watch: bool) -> Iterator[d
 
 def _rounds(folder: Path, config: CorrectionsConfig, *, watch: bool) -> Iterator[dict[str, Any]]:
     actors = config.learning.actors
-    useless: frozenset[str] | None = None  # episodes that no round could learn from
+    useless: frozenset[str] | None = None  # the episodes, where no round could learn from them
     while True:
         corrected = set(corrected_episodes(folder / EPISODES, actors)) if is_store(folder / EPISODES) else set()
         rounds = read_rounds(folder)
@@ -95,7 +95,7 @@ def _rounds(folder: Path, config: CorrectionsConfig, *, watch: bool) -> Iterator
             if ids != useless:
                 try:
                     learned = learn_round(folder, config)
-                except NoDemonstratedChunk as error:
+                except NothingToLearn as error:
                     if not watch:
                         raise
                     useless = ids
@@ -118,6 +118,11 @@ def learn_round(folder: Path, config: CorrectionsConfig) -> dict[str, Any]:
     """
     while True:
         path, begun = _train_round(folder, config)
+        if _was_rolled_back(folder, path):
+            raise NothingToLearn(
+                f"these corrections and settings make version {bundle_version(path / BUNDLE)[:12]} again, which was "
+                "rolled back: add corrections, or give another --seed"
+            )
         with changing_published(folder / BUNDLE):  # a roll-back comes before or after
             if _is_trained(path, begun, bundle_version(folder / BUNDLE)):
                 return _publish(folder, path, begun)
@@ -128,8 +133,8 @@ def learn_round(folder: Path, config: CorrectionsConfig) -> dict[str, Any]:
 def _train_round(folder: Path, config: CorrectionsConfig) -> tuple[Path, Round]:
     """A round of which all that is left is to publish it."""
     version, weights = bundle_version(folder / BUNDLE), read_bundle_info(folder / BUNDLE).sha256
-    for path, begun in read_rounds(folder)[-1:]:
-        if not begun.published and _is_trained(path, begun, version):
+    for path, begun in _unpublished(folder):
+        if _is_trained(path, begun, version):
             return path, begun
     policy = _policy(folder / BUNDLE, config)
     path, begun, data = _continued(folder, config, policy, version) or _next(folder, config, policy, version)
@@ -141,6 +146,17 @@ def _train_round(folder: Path, config: CorrectionsConfig) -> tuple[Path, Round]:
         _scale_features(policy, data[0])
         clone_windows(policy, data, config.learning.bc, path, **same)
     return path, begun
+
+
+def _unpublished(folder: Path) -> list[tuple[Path, Round]]:
+    """The newest round, where it can still be published."""
+    newest = read_rounds(folder)[-1:]
+    return [(path, begun) for path, begun in newest if not begun.published and not _was_rolled_back(folder, path)]
+
+
+def _was_rolled_back(folder: Path, round: Path) -> bool:
+    trained = (round / BUNDLE / MANIFEST).exists()
+    return trained and bundle_version(round / BUNDLE) in PublishedVersions(folder / BUNDLE, restore=False).rolled_back
 
 
 Data = list[WindowSampler] | Replays
@@ -156,8 +172,8 @@ def _ids(folder: Path, config: CorrectionsConfig) -> frozenset[str]:
 
 def _continued(folder: Path, config: CorrectionsConfig, policy: Policy, version: str) -> Opened | None:
     """The newest round, if it is not published and what it began with is as it was."""
-    for path, begun in read_rounds(folder)[-1:]:
-        if not begun.published and begun.episodes <= _ids(folder, config):
+    for path, begun in _unpublished(folder):
+        if begun.episodes <= _ids(folder, config):
             now, data = _begin(folder, config, policy, version, ids=begun.episodes, share=begun.human_share)
             return (path, begun, data) if now == begun else None
     return None
