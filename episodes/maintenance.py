@@ -18,7 +18,17 @@ from episodes.catalog import Entry, delete_catalog
 from episodes.cuts import parts_of
 from episodes.files import sync
 from episodes.layout import layout_of, store_layout
-from episodes.overlays import DELETED, RECORDING, Labels, append_changes, append_labels, read_changes, read_labels
+from episodes.overlays import (
+    DELETED,
+    LABELS_NAME,
+    RECORDING,
+    Labels,
+    append_changes,
+    append_labels,
+    labels_with,
+    read_changes,
+    read_labels,
+)
 from episodes.schema import CorruptEpisode, EpisodeError, StoreFull, new_ulid
 from episodes.store import LOCK_NAME, EpisodeStore, episode_ids, is_store
 from sims.errors import is_disk_full
@@ -59,7 +69,8 @@ def store_to_fill(path: str | Path) -> Iterator[EpisodeStore]:
             if not there and not episode_ids(path):
                 store.close()
                 delete_catalog(path)
-                (path / LOCK_NAME).unlink(missing_ok=True)
+                for name in (LABELS_NAME, LOCK_NAME):
+                    (path / name).unlink(missing_ok=True)
                 with contextlib.suppress(OSError):  # another process has made something in it
                     for folder in made:
                         folder.rmdir()
@@ -69,37 +80,42 @@ def store_to_fill(path: str | Path) -> Iterator[EpisodeStore]:
 def merge(path: str | Path, source: str | Path) -> dict[str, Any]:
     """Copy the episodes and labels of the store ``source`` that are not here yet, then ``info`` with ``copied``.
 
-    An episode that is deleted here is not copied again; where both stores label one, the later label counts.
+    The labels come first, so that no episode is read here without its own, even if the merge is ended before its end.
+    Where both stores label one, the later label counts. An episode that was deleted here before and is not restored by
+    a later label of ``source`` is not copied again; one that is deleted in ``source`` alone is, and can be restored.
     ``present``: how many are here under another id, recordings of people that both stores imported; these are not
     copied, and what ``source`` says of them does not count.
     A file here that ``verify`` calls corrupt is replaced by that of ``source``, and named in ``replaced``: those that
     both have are compared with their hashes, about 1 GB per second. Ended at any moment and started again, it
-    continues; several may run at once. ``corrupt`` also names files of ``source`` that are damaged, which are not
-    copied. Raises StoreFull, and EpisodeError before anything is copied if an episode of ``source`` has other cameras,
-    image sizes, dimensions or control rates than those that are here.
+    continues, but for what is deleted in ``source``; several may run at once. ``corrupt`` also names files of
+    ``source`` that are damaged, which are not copied. Raises StoreFull, and EpisodeError before anything is copied if
+    an episode of ``source`` has other cameras, image sizes, dimensions or control rates than those that are here.
     """
     damaged, copied = set(), set()
     with EpisodeStore(source) as other, store_to_fill(path) as store:
         if store.path.resolve() == other.path.resolve():
             raise EpisodeError(f"{path} cannot be merged into itself")
-        labels, _ = read_labels(store.path)
-        there_too = {entry.id for entry in other.entries()}
+        theirs = other.entries()
+        there_too = {entry.id for entry in theirs}
         both = (entry for entry in store.entries() if entry.id in there_too)
         unusable = {*_unusable(store), *_altered(store, both)}
         present = {entry.id for entry in store.entries() if store.file(entry.id).name not in unusable}
         damaged |= {str(other.path / name) for name in other.corrupt}
-        new = [entry for entry in other.entries() if entry.id not in present and not _deleted(entry, labels)]
         here, there = {digest.hex() for id, digest in store.recordings().items() if id in present}, other.recordings()
-        here |= {str(of[RECORDING]) for of in labels.values() if RECORDING in of}
+        changes = read_changes(other.path)
+        before, after = read_labels(store.path)[0], labels_with(store.path, changes)
+        gone = {entry.id for entry in theirs if _deleted(entry, before) and _deleted(entry, after)}
+        here |= {str(of[RECORDING]) for of in before.values() if RECORDING in of}
+        new = [entry for entry in theirs if entry.id not in present and entry.id not in gone]
         missing = [entry for entry in new if entry.id not in there or there[entry.id].hex() not in here]
-        _check_layouts(store, other, missing)
+        _check_layouts(store, other, [entry for entry in missing if not _deleted(entry, after)])
+        append_changes(store.path, changes)
         for entry in missing:
             try:
                 _copy(other.file(entry.id), store)
                 copied.add(other.file(entry.id).name)
             except CorruptEpisode:
                 damaged.add(str(other.file(entry.id)))
-        append_changes(store.path, read_changes(other.path))
     result = info(path)
     corrupt, replaced = {*result["corrupt"], *damaged, *(unusable - copied)}, unusable & copied
     return result | {
@@ -109,11 +125,9 @@ def merge(path: str | Path, source: str | Path) -> dict[str, Any]:
 
 
 def _check_layouts(store: EpisodeStore, other: EpisodeStore, missing: Sequence[Entry]) -> None:
-    """EpisodeError unless the ``missing`` episodes of ``other`` that are not deleted are alike, and like those here."""
-    here, labels = store_layout(store), read_labels(other.path)[0]
+    """EpisodeError unless the ``missing`` episodes of ``other`` are alike, and like those here."""
+    here = store_layout(store)
     for entry in missing:
-        if _deleted(entry, labels):
-            continue
         with contextlib.suppress(CorruptEpisode):  # named by ``merge``
             there = layout_of(other, entry)
             here = here or there

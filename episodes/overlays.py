@@ -116,20 +116,31 @@ def append_changes(folder: Path, changes: Iterable[LabelChange]) -> None:
     the line here that is its ``undone``; where there is none, it counts as a label.
     """
     with _locked(folder) as file:
-        here = [(i, change) for i, change in _changes(folder) if change is not None]
-        known = {_moved(change) for _, change in here}
-        labels = {_moved(change): i for i, change in here if change.undoes is None}
-        number = len(_lines(folder))
-        for change in changes:
-            moved = _moved(change)
-            if moved in known:
-                continue
-            undoes = None if change.undone is None else labels.get(_moved(change.undone))
-            _append(file, replace(moved, undoes=undoes))
-            known.add(moved)
-            if undoes is None:
-                labels[moved] = number
-            number += 1
+        for _, change in _new_lines(folder, changes):
+            _append(file, change)
+
+
+def labels_with(folder: Path, changes: Iterable[LabelChange]) -> Labels:
+    """All labels as they are once ``append_changes`` has added these."""
+    return _latest([*_changes(folder), *_new_lines(folder, changes)])
+
+
+def _new_lines(folder: Path, changes: Iterable[LabelChange]) -> list[tuple[int, LabelChange]]:
+    """(line number, change) of those that are not here already, as they are appended."""
+    here = [(i, change) for i, change in _changes(folder) if change is not None]
+    known = {_moved(change) for _, change in here}
+    labels = {_moved(change): i for i, change in here if change.undoes is None}
+    lines, first = list[tuple[int, LabelChange]](), len(_lines(folder))
+    for change in changes:
+        moved, number = _moved(change), first + len(lines)
+        if moved in known:
+            continue
+        undoes = None if change.undone is None else labels.get(_moved(change.undone))
+        lines.append((number, replace(moved, undoes=undoes)))
+        known.add(moved)
+        if undoes is None:
+            labels[moved] = number
+    return lines
 
 
 def _now(changes: Iterable[LabelChange | None]) -> float:
@@ -180,14 +191,19 @@ def _press(change: LabelChange) -> tuple[str, float]:
 
 def read_labels(folder: Path) -> tuple[Labels, int]:
     """All labels, and the number of incomplete lines (their writer was killed), which are skipped."""
-    labels: Labels = {}
     changes = list(_changes(folder))
+    return _latest(changes), sum(change is None for _, change in changes)
+
+
+def _latest(changes: Iterable[tuple[int, LabelChange | None]]) -> Labels:
+    """What these lines say together."""
+    labels: Labels = {}
     for _, change in itertools.chain.from_iterable(_counting(changes).values()):
         if change.value is None:
             labels.get(change.episode, {}).pop(change.key, None)
         else:
             labels.setdefault(change.episode, {})[change.key] = change.value
-    return labels, sum(change is None for _, change in changes)
+    return labels
 
 
 def read_history(folder: Path, episodes: Collection[str]) -> list[LabelChange]:

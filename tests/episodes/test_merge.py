@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from episodes import maintenance
 from episodes.maintenance import compact, info, merge, verify
 from episodes.overlays import LabelChange, append_changes
 from episodes.schema import EpisodeError
@@ -101,6 +102,76 @@ def test_a_label_that_was_overruled_is_not_revived_by_a_merge_the_other_way(tmp_
             with EpisodeStore(tmp_path / name) as store:
                 assert store.labels(wrong) == {"success": True}, name
                 assert store.labels(restored) == {"deleted": False}, name
+
+
+@pytest.mark.parametrize("copied", range(4))
+def test_a_merge_that_is_interrupted_shows_no_episode_without_its_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: int
+) -> None:
+    """Nor does one that runs, to a process that reads the store meanwhile. ``copied``: how many files before."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    stored(here, 1)
+    deleted, failed, *_ = stored(there, 4)
+    with EpisodeStore(there) as store:
+        store.delete(deleted, author="ada")
+        store.label(failed, "success", False, author="ada")
+    interrupt_after(monkeypatch, copied)
+    with pytest.raises(KeyboardInterrupt):
+        merge(here, there)
+    seen = [(1, 1), (1, 1), (2, 1), (3, 2)][copied]
+    assert (info(here)["episodes"], info(here)["successes"]) == seen
+    monkeypatch.undo()
+    assert (merge(here, there)["episodes"], info(here)["successes"]) == (4, 3)
+
+
+def test_a_new_store_whose_merge_is_interrupted_before_the_first_episode_does_not_remain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "new" / "here", tmp_path / "there"
+    (id,) = stored(there, 1)
+    with EpisodeStore(there) as store:
+        store.label(id, "note", "slow", author="ada")
+    interrupt_after(monkeypatch, 0)
+    with pytest.raises(KeyboardInterrupt):
+        merge(here, there)
+    assert [file.name for file in tmp_path.iterdir()] == ["there"]
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, files: int) -> None:
+    """Interrupt a merge when it has copied so many."""
+    copy, left = maintenance._copy, iter(range(files))
+
+    def interrupted(file: Path, store: EpisodeStore) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        copy(file, store)
+
+    monkeypatch.setattr(maintenance, "_copy", interrupted)
+
+
+def test_what_is_deleted_there_can_be_restored_here(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    deleted, kept = stored(there, 2)
+    with EpisodeStore(there) as store:
+        store.delete(deleted, author="ada")
+    merge(here, there)
+    assert read_ids(here) == [kept]
+    with EpisodeStore(here) as store:
+        store.undo(deleted, author="bob")
+    assert read_ids(here) == [deleted, kept]
+
+
+def test_what_was_deleted_here_and_restored_there_later_comes_with_one_merge(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    restored, kept = stored(here, 2)
+    shutil.copytree(here, there)
+    with EpisodeStore(here) as store:
+        store.delete(restored, author="ada")
+    compact(here)
+    with EpisodeStore(there) as store:
+        store.label(restored, "deleted", False, author="bob")
+    assert merge(here, there)["copied"] == 1
+    assert read_ids(here) == [restored, kept]
 
 
 def test_a_part_that_was_deleted_before_its_split_was_made_again_is_not_deleted_by_a_merge(tmp_path: Path) -> None:
