@@ -25,6 +25,7 @@ from episodes.overlays import (
     Labels,
     append_changes,
     append_labels,
+    labels_locked,
     labels_with,
     read_changes,
     read_labels,
@@ -101,12 +102,14 @@ def merge(path: str | Path, source: str | Path) -> dict[str, Any]:
         unusable = {*_unusable(store), *_altered(store, both)}
         present = {entry.id for entry in store.entries() if store.file(entry.id).name not in unusable}
         damaged |= {str(other.path / name) for name in other.corrupt}
-        here, there = {digest.hex() for id, digest in store.recordings().items() if id in present}, other.recordings()
+        own = (entry for entry in store.entries() if entry.id in present)
+        here, there = {digest.hex() for digest in store.recordings(own).values()}, other.recordings(theirs)
         changes = read_changes(other.path)
         before, after = read_labels(store.path)[0], labels_with(store.path, changes)
         gone = {entry.id for entry in theirs if _deleted(entry, before) and _deleted(entry, after)}
-        here |= {str(of[RECORDING]) for of in before.values() if RECORDING in of}
         new = [entry for entry in theirs if entry.id not in present and entry.id not in gone]
+        coming = {entry.id for entry in new}  # also what was removed here and is restored there
+        here |= {str(of[RECORDING]) for id, of in before.items() if RECORDING in of and id not in coming}
         missing = [entry for entry in new if entry.id not in there or there[entry.id].hex() not in here]
         _check_layouts(store, other, [entry for entry in missing if not _deleted(entry, after)])
         append_changes(store.path, changes)
@@ -162,17 +165,25 @@ def _copy(file: Path, store: EpisodeStore) -> None:
 def compact(path: str | Path) -> dict[str, Any]:
     """Remove the files of episodes that are deleted, all parts of them, for good; then ``info`` with ``removed`` and
     ``freed`` bytes. Labels stay, and people's recordings get one, so that ``merge`` does not bring the episodes back,
-    from a store that imported the same recording neither."""
+    from a store that imported the same recording neither. One that is restored before its file goes stays."""
+    gone: dict[Path, int] = {}
     with EpisodeStore(path) as store:
-        read = {store.file(entry.id) for entry, labels in store.labelled() if not labels.get(DELETED)}
-        unread = [entry for entry in store.entries() if store.file(entry.id) not in read]
-        gone, recordings = {store.file(entry.id): entry.bytes for entry in unread}, store.recordings()
-        for id in (entry.id for entry in unread if entry.id in recordings):
-            append_labels(store.path, episode=id, labels={RECORDING: recordings[id].hex()}, author="data compact")
-        for file in gone:
-            file.unlink(missing_ok=True)  # another one compacts it too
+        if deleted := _deleted_entries(store):
+            for id, digest in store.recordings(deleted).items():
+                append_labels(store.path, episode=id, labels={RECORDING: digest.hex()}, author="data compact")
+            with labels_locked(store.path):  # nobody restores one meanwhile
+                still = {entry.id for entry in _deleted_entries(store)}
+                gone = {store.file(entry.id): entry.bytes for entry in deleted if entry.id in still}
+                for file in gone:
+                    file.unlink(missing_ok=True)  # another one compacts it too
         sync(store.path)
     return info(path) | {"removed": len(gone), "freed": sum(gone.values())}
+
+
+def _deleted_entries(store: EpisodeStore) -> list[Entry]:
+    """The recorded episodes that are deleted, all parts of them."""
+    read = {store.file(entry.id) for entry, labels in store.labelled() if not labels.get(DELETED)}
+    return [entry for entry in store.entries() if store.file(entry.id) not in read]
 
 
 def _unusable(store: EpisodeStore) -> set[str]:

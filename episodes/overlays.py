@@ -100,7 +100,7 @@ def outcome_of(labels: Mapping[str, LabelValue]) -> EpisodeOutcome | None:
 
 def append_labels(folder: Path, *, episode: str, labels: Mapping[str, LabelValue | None], author: str) -> None:
     """All of the same time, synced to disk when it returns. Several processes may append at once. Raises StoreFull."""
-    with _locked(folder) as file:
+    with labels_locked(folder) as file:
         now = _now(change for _, change in _changes(folder, of=episode))
         changes = (
             LabelChange(episode=episode, key=key, value=value, author=author, time_s=now)
@@ -115,7 +115,7 @@ def append_changes(folder: Path, changes: Iterable[LabelChange]) -> None:
     They count as of the time when they were made, so an older one does not overrule what is here. An undo takes back
     the line here that is its ``undone``; where there is none, it counts as a label.
     """
-    with _locked(folder) as file:
+    with labels_locked(folder) as file:
         for _, change in _new_lines(folder, changes):
             _append(file, change)
 
@@ -158,14 +158,14 @@ def undo_labels(folder: Path, *, episode: str, author: str) -> LabelChange | Non
     """Take back the last change of the episode's labels that still holds, and all that were made together with it.
 
     Returns the last of them, None if there is none. Called again it takes back what was changed before. The lines stay,
-    with who undid them.
+    with who undid them. What ``compact`` labelled is not taken back: nobody who undoes means that.
     """
     if not (folder / LABELS_NAME).exists():
         return None
-    with _locked(folder) as file:
+    with labels_locked(folder) as file:
         lines = list(_changes(folder, of=episode))
         counting = _counting(lines)[recorded_id(episode)]
-        changes = [(i, change) for i, change in counting if change.episode == episode]
+        changes = [(i, change) for i, change in counting if change.episode == episode and change.key != RECORDING]
         undone = {change.undoes for _, change in changes}
         holding = [(i, change) for i, change in changes if change.undoes is None and i not in undone]
         if not holding:
@@ -222,8 +222,8 @@ def read_changes(folder: Path) -> list[LabelChange]:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[BinaryIO]:
-    """The file, to append to; nobody else appends meanwhile. Raises StoreFull."""
+def labels_locked(folder: Path) -> Iterator[BinaryIO]:
+    """The file of labels, to append to; nobody else appends meanwhile. Raises StoreFull."""
     try:
         with open(os.open(folder / LABELS_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644), "rb+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

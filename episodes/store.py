@@ -293,13 +293,13 @@ class EpisodeStore:
             verify_archive(file)
             raise
 
-    def recordings(self) -> dict[str, bytes]:
-        """Of each episode of people's, as it was recorded, the digest of states and actions: of copies the same.
+    def recordings(self, entries: Iterable[Entry]) -> dict[str, bytes]:
+        """Of each of these that is a person's, as recorded, the digest of states and actions: of copies the same.
 
-        Also of those that were cut or deleted; damaged files are left out (``corrupt`` and ``verify`` name them).
+        Damaged files are left out (``corrupt`` and ``verify`` name them).
         """
         found = {}
-        for entry in self.entries():
+        for entry in entries:
             if entry.source == ACTORS[HUMAN]:
                 with contextlib.suppress(CorruptEpisode):
                     found[entry.id] = recording_digest(self.map(entry))
