@@ -16,7 +16,7 @@ from typing import Any
 from episodes.archive import verify_archive
 from episodes.catalog import Entry, delete_catalog
 from episodes.cuts import parts_of
-from episodes.files import sync
+from episodes.files import locked, sync
 from episodes.layout import layout_of, store_layout
 from episodes.overlays import (
     DELETED,
@@ -33,6 +33,8 @@ from episodes.overlays import (
 from episodes.schema import CorruptEpisode, EpisodeError, StoreFull, new_ulid
 from episodes.store import LOCK_NAME, EpisodeStore, episode_ids, is_store
 from sims.errors import is_disk_full
+
+_FILL_LOCK_NAME = ".fill_lock"
 
 
 def info(path: str | Path) -> dict[str, Any]:
@@ -58,19 +60,22 @@ def rebuild(path: str | Path) -> dict[str, Any]:
 def store_to_fill(path: str | Path) -> Iterator[EpisodeStore]:
     """The store ``path``, made where there is none; if what fills it fails before an episode is in it, none remains.
 
-    A folder that was there before stays, as it was.
+    A folder that was there before stays, as it was. Waits as long as another process fills the store, so that both do
+    not bring the same recordings.
     """
     path = Path(path)
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     there = path.is_dir() and is_store(path)
-    with EpisodeStore(path, create=True) as store:
+    EpisodeStore(path, create=True).close()  # refuses a folder of other files
+    # Opened again: who had the lock may have removed the store, or was killed before its episodes were in the catalog.
+    with locked(path / _FILL_LOCK_NAME), EpisodeStore(path, create=True) as store:
         try:
             yield store
         except BaseException:
             if not there and not episode_ids(path):
                 store.close()
                 delete_catalog(path)
-                for name in (LABELS_NAME, LOCK_NAME):
+                for name in (LABELS_NAME, LOCK_NAME, _FILL_LOCK_NAME):
                     (path / name).unlink(missing_ok=True)
                 with contextlib.suppress(OSError):  # another process has made something in it
                     for folder in made:
@@ -88,9 +93,9 @@ def merge(path: str | Path, source: str | Path) -> dict[str, Any]:
     copied, and what ``source`` says of them does not count.
     A file here that ``verify`` calls corrupt is replaced by that of ``source``, and named in ``replaced``: those that
     both have are compared with their hashes, about 1 GB per second. Ended at any moment and started again, it
-    continues, but for what is deleted in ``source``; several may run at once. ``corrupt`` also names files of
-    ``source`` that are damaged, which are not copied. Raises StoreFull, and EpisodeError before anything is copied if
-    an episode of ``source`` has other cameras, image sizes, dimensions or control rates than those that are here.
+    continues, but for what is deleted in ``source``; started while another runs, it waits. ``corrupt`` also names files
+    of ``source`` that are damaged, which are not copied. Raises StoreFull, and EpisodeError before anything is copied
+    if an episode of ``source`` has other cameras, image sizes, dimensions or control rates than those that are here.
     """
     damaged, copied = set(), set()
     with EpisodeStore(source) as other, store_to_fill(path) as store:

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from episodes import maintenance
 from episodes.catalog import Entry
-from episodes.maintenance import compact, info, merge, verify
+from episodes.maintenance import compact, info, merge, store_to_fill, verify
 from episodes.overlays import LabelChange, append_changes
 from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore
@@ -344,6 +345,31 @@ def test_merges_of_the_same_episodes_at_the_same_time_do_not_disturb_each_other(
     assert read_ids(here) == ids
     assert verify(here)["corrupt"] == []
     assert not list(here.glob(".ep-*"))
+
+
+def test_a_merge_that_waits_for_one_that_fails_makes_the_store_that_it_left_nothing_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    ids, waits, locked = stored(there, 2), threading.Event(), maintenance.locked
+
+    def seen(path: Path) -> Any:
+        waits.set()
+        return locked(path)
+
+    waiting = threading.Thread(target=merge, args=(here, there))
+
+    def fail_meanwhile() -> None:
+        with store_to_fill(here):
+            monkeypatch.setattr(maintenance, "locked", seen)
+            waiting.start()
+            assert waits.wait(timeout=60)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail_meanwhile()
+    waiting.join()
+    assert read_ids(here) == ids
 
 
 def test_a_merge_that_is_killed_continues(tmp_path: Path) -> None:
