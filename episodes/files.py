@@ -1,9 +1,12 @@
-"""What is written is on the disk when this returns."""
+"""What is written is on the disk when this returns; a lock for several processes."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,3 +40,13 @@ def write_atomically(path: Path, data: bytes) -> None:
 def write_json(path: Path, value: Any) -> None:
     """As ``write_atomically``."""
     write_atomically(path, json.dumps(value, indent=1).encode())
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time, by a lock on the file ``path``, which stays; without one where it cannot be written."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            lock = stack.enter_context(open(path, "wb"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

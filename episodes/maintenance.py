@@ -16,12 +16,25 @@ from typing import Any
 from episodes.archive import verify_archive
 from episodes.catalog import Entry, delete_catalog
 from episodes.cuts import parts_of
-from episodes.files import sync
+from episodes.files import locked, sync
 from episodes.layout import layout_of, store_layout
-from episodes.overlays import DELETED, RECORDING, Labels, append_changes, append_labels, read_changes, read_labels
+from episodes.overlays import (
+    DELETED,
+    LABELS_NAME,
+    RECORDING,
+    Labels,
+    append_changes,
+    append_labels,
+    labels_locked,
+    labels_with,
+    read_changes,
+    read_labels,
+)
 from episodes.schema import CorruptEpisode, EpisodeError, StoreFull, new_ulid
 from episodes.store import LOCK_NAME, EpisodeStore, episode_ids, is_store
 from sims.errors import is_disk_full
+
+_FILL_LOCK_NAME = ".fill_lock"
 
 
 def info(path: str | Path) -> dict[str, Any]:
@@ -47,19 +60,23 @@ def rebuild(path: str | Path) -> dict[str, Any]:
 def store_to_fill(path: str | Path) -> Iterator[EpisodeStore]:
     """The store ``path``, made where there is none; if what fills it fails before an episode is in it, none remains.
 
-    A folder that was there before stays, as it was.
+    A folder that was there before stays, as it was. Waits as long as another process fills the store, so that both do
+    not bring the same recordings.
     """
     path = Path(path)
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     there = path.is_dir() and is_store(path)
-    with EpisodeStore(path, create=True) as store:
+    EpisodeStore(path, create=True).close()  # refuses a folder of other files
+    # Opened again: who had the lock may have removed the store, or was killed before its episodes were in the catalog.
+    with locked(path / _FILL_LOCK_NAME), EpisodeStore(path, create=True) as store:
         try:
             yield store
         except BaseException:
             if not there and not episode_ids(path):
                 store.close()
                 delete_catalog(path)
-                (path / LOCK_NAME).unlink(missing_ok=True)
+                for name in (LABELS_NAME, LOCK_NAME, _FILL_LOCK_NAME):
+                    (path / name).unlink(missing_ok=True)
                 with contextlib.suppress(OSError):  # another process has made something in it
                     for folder in made:
                         folder.rmdir()
@@ -69,37 +86,44 @@ def store_to_fill(path: str | Path) -> Iterator[EpisodeStore]:
 def merge(path: str | Path, source: str | Path) -> dict[str, Any]:
     """Copy the episodes and labels of the store ``source`` that are not here yet, then ``info`` with ``copied``.
 
-    An episode that is deleted here is not copied again; where both stores label one, the later label counts.
+    The labels come first, so that no episode is read here without its own, even if the merge is ended before its end.
+    Where both stores label one, the later label counts. An episode that was deleted here before and is not restored by
+    a later label of ``source`` is not copied again; one that is deleted in ``source`` alone is, and can be restored.
     ``present``: how many are here under another id, recordings of people that both stores imported; these are not
     copied, and what ``source`` says of them does not count.
     A file here that ``verify`` calls corrupt is replaced by that of ``source``, and named in ``replaced``: those that
     both have are compared with their hashes, about 1 GB per second. Ended at any moment and started again, it
-    continues; several may run at once. ``corrupt`` also names files of ``source`` that are damaged, which are not
-    copied. Raises StoreFull, and EpisodeError before anything is copied if an episode of ``source`` has other cameras,
-    image sizes, dimensions or control rates than those that are here.
+    continues, but for what is deleted in ``source``; started while another runs, it waits. ``corrupt`` also names files
+    of ``source`` that are damaged, which are not copied. Raises StoreFull, and EpisodeError before anything is copied
+    if an episode of ``source`` has other cameras, image sizes, dimensions or control rates than those that are here.
     """
     damaged, copied = set(), set()
     with EpisodeStore(source) as other, store_to_fill(path) as store:
         if store.path.resolve() == other.path.resolve():
             raise EpisodeError(f"{path} cannot be merged into itself")
-        labels, _ = read_labels(store.path)
-        there_too = {entry.id for entry in other.entries()}
+        theirs = other.entries()
+        there_too = {entry.id for entry in theirs}
         both = (entry for entry in store.entries() if entry.id in there_too)
         unusable = {*_unusable(store), *_altered(store, both)}
         present = {entry.id for entry in store.entries() if store.file(entry.id).name not in unusable}
         damaged |= {str(other.path / name) for name in other.corrupt}
-        new = [entry for entry in other.entries() if entry.id not in present and not _deleted(entry, labels)]
-        here, there = {digest.hex() for id, digest in store.recordings().items() if id in present}, other.recordings()
-        here |= {str(of[RECORDING]) for of in labels.values() if RECORDING in of}
+        own = (entry for entry in store.entries() if entry.id in present)
+        here, there = {digest.hex() for digest in store.recordings(own).values()}, other.recordings(theirs)
+        changes = read_changes(other.path)
+        before, after = read_labels(store.path)[0], labels_with(store.path, changes)
+        gone = {entry.id for entry in theirs if _deleted(entry, before) and _deleted(entry, after)}
+        new = [entry for entry in theirs if entry.id not in present and entry.id not in gone]
+        coming = {entry.id for entry in new}  # also what was removed here and is restored there
+        here |= {str(of[RECORDING]) for id, of in before.items() if RECORDING in of and id not in coming}
         missing = [entry for entry in new if entry.id not in there or there[entry.id].hex() not in here]
-        _check_layouts(store, other, missing)
+        _check_layouts(store, other, [entry for entry in missing if not _deleted(entry, after)])
+        append_changes(store.path, changes)
         for entry in missing:
             try:
                 _copy(other.file(entry.id), store)
                 copied.add(other.file(entry.id).name)
             except CorruptEpisode:
                 damaged.add(str(other.file(entry.id)))
-        append_changes(store.path, read_changes(other.path))
     result = info(path)
     corrupt, replaced = {*result["corrupt"], *damaged, *(unusable - copied)}, unusable & copied
     return result | {
@@ -109,11 +133,9 @@ def merge(path: str | Path, source: str | Path) -> dict[str, Any]:
 
 
 def _check_layouts(store: EpisodeStore, other: EpisodeStore, missing: Sequence[Entry]) -> None:
-    """EpisodeError unless the ``missing`` episodes of ``other`` that are not deleted are alike, and like those here."""
-    here, labels = store_layout(store), read_labels(other.path)[0]
+    """EpisodeError unless the ``missing`` episodes of ``other`` are alike, and like those here."""
+    here = store_layout(store)
     for entry in missing:
-        if _deleted(entry, labels):
-            continue
         with contextlib.suppress(CorruptEpisode):  # named by ``merge``
             there = layout_of(other, entry)
             here = here or there
@@ -148,17 +170,25 @@ def _copy(file: Path, store: EpisodeStore) -> None:
 def compact(path: str | Path) -> dict[str, Any]:
     """Remove the files of episodes that are deleted, all parts of them, for good; then ``info`` with ``removed`` and
     ``freed`` bytes. Labels stay, and people's recordings get one, so that ``merge`` does not bring the episodes back,
-    from a store that imported the same recording neither."""
+    from a store that imported the same recording neither. One that is restored before its file goes stays."""
+    gone: dict[Path, int] = {}
     with EpisodeStore(path) as store:
-        read = {store.file(entry.id) for entry, labels in store.labelled() if not labels.get(DELETED)}
-        unread = [entry for entry in store.entries() if store.file(entry.id) not in read]
-        gone, recordings = {store.file(entry.id): entry.bytes for entry in unread}, store.recordings()
-        for id in (entry.id for entry in unread if entry.id in recordings):
-            append_labels(store.path, episode=id, labels={RECORDING: recordings[id].hex()}, author="data compact")
-        for file in gone:
-            file.unlink(missing_ok=True)  # another one compacts it too
+        if deleted := _deleted_entries(store):
+            for id, digest in store.recordings(deleted).items():
+                append_labels(store.path, episode=id, labels={RECORDING: digest.hex()}, author="data compact")
+            with labels_locked(store.path):  # nobody restores one meanwhile
+                still = {entry.id for entry in _deleted_entries(store)}
+                gone = {store.file(entry.id): entry.bytes for entry in deleted if entry.id in still}
+                for file in gone:
+                    file.unlink(missing_ok=True)  # another one compacts it too
         sync(store.path)
     return info(path) | {"removed": len(gone), "freed": sum(gone.values())}
+
+
+def _deleted_entries(store: EpisodeStore) -> list[Entry]:
+    """The recorded episodes that are deleted, all parts of them."""
+    read = {store.file(entry.id) for entry, labels in store.labelled() if not labels.get(DELETED)}
+    return [entry for entry in store.entries() if store.file(entry.id) not in read]
 
 
 def _unusable(store: EpisodeStore) -> set[str]:

@@ -100,7 +100,7 @@ def outcome_of(labels: Mapping[str, LabelValue]) -> EpisodeOutcome | None:
 
 def append_labels(folder: Path, *, episode: str, labels: Mapping[str, LabelValue | None], author: str) -> None:
     """All of the same time, synced to disk when it returns. Several processes may append at once. Raises StoreFull."""
-    with _locked(folder) as file:
+    with labels_locked(folder) as file:
         now = _now(change for _, change in _changes(folder, of=episode))
         changes = (
             LabelChange(episode=episode, key=key, value=value, author=author, time_s=now)
@@ -115,21 +115,32 @@ def append_changes(folder: Path, changes: Iterable[LabelChange]) -> None:
     They count as of the time when they were made, so an older one does not overrule what is here. An undo takes back
     the line here that is its ``undone``; where there is none, it counts as a label.
     """
-    with _locked(folder) as file:
-        here = [(i, change) for i, change in _changes(folder) if change is not None]
-        known = {_moved(change) for _, change in here}
-        labels = {_moved(change): i for i, change in here if change.undoes is None}
-        number = len(_lines(folder))
-        for change in changes:
-            moved = _moved(change)
-            if moved in known:
-                continue
-            undoes = None if change.undone is None else labels.get(_moved(change.undone))
-            _append(file, replace(moved, undoes=undoes))
-            known.add(moved)
-            if undoes is None:
-                labels[moved] = number
-            number += 1
+    with labels_locked(folder) as file:
+        for _, change in _new_lines(folder, changes):
+            _append(file, change)
+
+
+def labels_with(folder: Path, changes: Iterable[LabelChange]) -> Labels:
+    """All labels as they are once ``append_changes`` has added these."""
+    return _latest([*_changes(folder), *_new_lines(folder, changes)])
+
+
+def _new_lines(folder: Path, changes: Iterable[LabelChange]) -> list[tuple[int, LabelChange]]:
+    """(line number, change) of those that are not here already, as they are appended."""
+    here = [(i, change) for i, change in _changes(folder) if change is not None]
+    known = {_moved(change) for _, change in here}
+    labels = {_moved(change): i for i, change in here if change.undoes is None}
+    lines, first = list[tuple[int, LabelChange]](), len(_lines(folder))
+    for change in changes:
+        moved, number = _moved(change), first + len(lines)
+        if moved in known:
+            continue
+        undoes = None if change.undone is None else labels.get(_moved(change.undone))
+        lines.append((number, replace(moved, undoes=undoes)))
+        known.add(moved)
+        if undoes is None:
+            labels[moved] = number
+    return lines
 
 
 def _now(changes: Iterable[LabelChange | None]) -> float:
@@ -147,14 +158,14 @@ def undo_labels(folder: Path, *, episode: str, author: str) -> LabelChange | Non
     """Take back the last change of the episode's labels that still holds, and all that were made together with it.
 
     Returns the last of them, None if there is none. Called again it takes back what was changed before. The lines stay,
-    with who undid them.
+    with who undid them. What ``compact`` labelled is not taken back: nobody who undoes means that.
     """
     if not (folder / LABELS_NAME).exists():
         return None
-    with _locked(folder) as file:
+    with labels_locked(folder) as file:
         lines = list(_changes(folder, of=episode))
         counting = _counting(lines)[recorded_id(episode)]
-        changes = [(i, change) for i, change in counting if change.episode == episode]
+        changes = [(i, change) for i, change in counting if change.episode == episode and change.key != RECORDING]
         undone = {change.undoes for _, change in changes}
         holding = [(i, change) for i, change in changes if change.undoes is None and i not in undone]
         if not holding:
@@ -180,14 +191,19 @@ def _press(change: LabelChange) -> tuple[str, float]:
 
 def read_labels(folder: Path) -> tuple[Labels, int]:
     """All labels, and the number of incomplete lines (their writer was killed), which are skipped."""
-    labels: Labels = {}
     changes = list(_changes(folder))
+    return _latest(changes), sum(change is None for _, change in changes)
+
+
+def _latest(changes: Iterable[tuple[int, LabelChange | None]]) -> Labels:
+    """What these lines say together."""
+    labels: Labels = {}
     for _, change in itertools.chain.from_iterable(_counting(changes).values()):
         if change.value is None:
             labels.get(change.episode, {}).pop(change.key, None)
         else:
             labels.setdefault(change.episode, {})[change.key] = change.value
-    return labels, sum(change is None for _, change in changes)
+    return labels
 
 
 def read_history(folder: Path, episodes: Collection[str]) -> list[LabelChange]:
@@ -206,8 +222,8 @@ def read_changes(folder: Path) -> list[LabelChange]:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[BinaryIO]:
-    """The file, to append to; nobody else appends meanwhile. Raises StoreFull."""
+def labels_locked(folder: Path) -> Iterator[BinaryIO]:
+    """The file of labels, to append to; nobody else appends meanwhile. Raises StoreFull."""
     try:
         with open(os.open(folder / LABELS_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644), "rb+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -6,8 +6,8 @@ A chunk ends where the episode ends or another actor takes over; the rest is pad
     actor     p  p  p  h  h  h  h      window at step 2: actions 2 2 2 2, mask 1 0 0 0
     observed  x     x  x     x         window at step 5: actions 5 6 6 6, mask 1 1 0 0
 
-States and actions of all selected episodes are held in memory, joined along time. Images stay in their files; one frame
-per camera and window is copied from the memory map.
+States and actions of all selected episodes are held in memory, joined along time. Images stay in their files, which are
+mapped at the start, so that ``data compact`` may remove them meanwhile; one frame per camera and window is copied.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sims.vector_env import Observation, encode_instructions
 
 PRE_INTERVENTION = "pre_intervention"
 KINDS = (*ACTORS, PRE_INTERVENTION)  # of steps: who acted, or a policy that was about to be corrected
-_MAPPED_FILES = 16384  # Linux allows 65530 mappings in a process
+_MAPPED_FILES = 16384  # Linux allows 65530 mappings in a process; of more files, those are mapped that were used last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ class WindowSampler:
         self.action_horizon, self.batch_size, self.seed = action_horizon, batch_size, seed
         self.future_steps, self.past_steps = tuple(future_steps), np.array(past_steps, dtype=np.int64)
         self._map = lru_cache(_MAPPED_FILES)(lambda episode: store.map(entries[episode]))
-        first = store.map(entries[0])
+        first = self._map(0)
         self.cameras = tuple(frame_sizes(first) if cameras is None else cameras)
         self.image_size = frame_size(first, self.cameras, f"{store.file(entries[0].id)}")
         self._instructions = encode_instructions([entry.instruction for entry in entries])
@@ -120,7 +120,7 @@ class WindowSampler:
 
         A window is (observation among all, step among all).
         """
-        parts = [self._read_arrays(store, entry, control_hz=entries[0].control_hz) for entry in entries]
+        parts = [self._read_arrays(store, entries, episode) for episode in range(len(entries))]
         state, action, actor, observed_at = (np.concatenate(part) for part in zip(*parts, strict=True))
         steps, observations = np.array([e.steps for e in entries]), np.array([e.observations for e in entries])
         step_episode, episode = (np.repeat(np.arange(len(entries)), count) for count in (steps, observations))
@@ -146,14 +146,15 @@ class WindowSampler:
         at = np.minimum(self._time[self._windows[indices, 0]] + steps, self._last_time[indices])
         return np.searchsorted(self._time, at, side="right") - 1
 
-    def _read_arrays(self, store: EpisodeStore, entry: Entry, *, control_hz: float) -> tuple[np.ndarray, ...]:
+    def _read_arrays(self, store: EpisodeStore, entries: list[Entry], episode: int) -> tuple[np.ndarray, ...]:
         """Copies of state, action, actor and observation steps of one episode, checked against the first's shapes."""
-        arrays, first, file = store.map(entry), self._map(0), f"{store.file(entry.id)}"
+        entry, arrays, first = entries[episode], self._map(episode), self._map(0)
+        file = f"{store.file(entry.id)}"
         frame_size(arrays, self.cameras, file, expected=self.image_size)
         for name, got, expected in (
             ("state dimensions", arrays["state"].shape[1], first["state"].shape[1]),
             ("action dimensions", arrays["action"].shape[1], first["action"].shape[1]),
-            ("control rate", entry.control_hz, control_hz),
+            ("control rate", entry.control_hz, entries[0].control_hz),
         ):
             if got != expected:
                 raise EpisodeError(f"{file}: {name} {got}, but {expected} expected; select episodes of one robot")

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from typing import Any
 from episodes.archive import map_arrays, read_directory, verify_archive, write_archive
 from episodes.catalog import CATALOG_NAME, Catalog, Entry, delete_catalog, make_entry, read_entry
 from episodes.cuts import Part, cut, labels_of, parts_of
-from episodes.files import sync
+from episodes.files import locked, sync
 from episodes.overlays import (
     DELETED,
     LABELS_NAME,
@@ -101,7 +100,8 @@ class EpisodeStore:
             others = sorted(file.name for file in self.path.iterdir() if not file.name.startswith("."))
             if others and not is_store(self.path):  # another process may have made it meanwhile
                 raise EpisodeError(f"{without}, but {others[0]}; choose a new folder for the episodes")
-        with self._repair_lock():
+        # Another process must not switch to WAL or delete the file meanwhile. Read-only, the catalog is in memory.
+        with locked(self.path / LOCK_NAME):
             self._catalog = self._open_catalog()
 
     # -- writing ---------------------------------------------------------------------------------------------------
@@ -293,13 +293,13 @@ class EpisodeStore:
             verify_archive(file)
             raise
 
-    def recordings(self) -> dict[str, bytes]:
-        """Of each episode of people's, as it was recorded, the digest of states and actions: of copies the same.
+    def recordings(self, entries: Iterable[Entry]) -> dict[str, bytes]:
+        """Of each of these that is a person's, as recorded, the digest of states and actions: of copies the same.
 
-        Also of those that were cut or deleted; damaged files are left out (``corrupt`` and ``verify`` name them).
+        Damaged files are left out (``corrupt`` and ``verify`` name them).
         """
         found = {}
-        for entry in self.entries():
+        for entry in entries:
             if entry.source == ACTORS[HUMAN]:
                 with contextlib.suppress(CorruptEpisode):
                     found[entry.id] = recording_digest(self.map(entry))
@@ -385,7 +385,7 @@ class EpisodeStore:
 
     def rebuild(self) -> None:
         """Write the catalog again from the episode files; stores that are open meanwhile see the new one."""
-        with self._repair_lock():
+        with locked(self.path / LOCK_NAME):
             try:
                 self._synchronized(self._catalog, anew=True)
             except sqlite3.DatabaseError as error:
@@ -403,7 +403,7 @@ class EpisodeStore:
             return use(self._catalog)
         except sqlite3.DatabaseError as error:
             self._catalog.close()
-            with self._repair_lock():
+            with locked(self.path / LOCK_NAME):
                 self._catalog = self._replace_catalog(error)
             return use(self._catalog)
 
@@ -439,15 +439,6 @@ class EpisodeStore:
         if outdated or found:
             catalog.replace(outdated, found)
         return catalog
-
-    @contextlib.contextmanager
-    def _repair_lock(self) -> Iterator[None]:
-        """One process at a time opens or rebuilds: another must not switch to WAL or delete the file meanwhile."""
-        with contextlib.ExitStack() as stack:
-            with contextlib.suppress(OSError):  # read-only: no lock is needed, the catalog is in memory
-                lock = stack.enter_context(open(self.path / LOCK_NAME, "wb"))
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
 
 
 def select_among(stores: Sequence[EpisodeStore]) -> list[tuple[EpisodeStore, Entry, dict[str, LabelValue]]]:

@@ -125,8 +125,9 @@ class _Import:
 
 def _recorded(store: EpisodeStore) -> Mapping[bytes, list[Entry]]:
     """Episodes of people's, as they were recorded, by the digest of their states and actions, and by ``_ACTIONS``."""
-    digests, found = store.recordings(), defaultdict[bytes, list[Entry]](list)
-    for entry in store.entries():
+    entries, found = store.entries(), defaultdict[bytes, list[Entry]](list)
+    digests = store.recordings(entries)
+    for entry in entries:
         if entry.id in digests:
             found[digests[entry.id]].append(entry)
             with contextlib.suppress(CorruptEpisode, KeyError):  # KeyError: of an earlier version, or not imported

@@ -8,7 +8,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,13 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+from episodes.catalog import Entry
 from episodes.formats.images import fit_image
 from episodes.formats.importer import import_episodes, resize
 from episodes.formats.recording import ImportMapping
 from episodes.formats.success import parse_success
 from episodes.formats.video_frames import VideoFrames
-from episodes.maintenance import compact, merge
+from episodes.maintenance import compact, merge, store_to_fill
 from episodes.schema import Episode, EpisodeError
 from episodes.store import EpisodeStore, is_store
 from vla_rl.cli.main import main
@@ -417,6 +419,38 @@ def test_cut_and_deleted_episodes_are_not_imported_again(tmp_path: Path) -> None
     store.undo(trimmed, author="test")
     store.split(trimmed, 2, author="test")
     assert import_episodes(source, store, mapping) == {"episodes": 0, "successes": 0, "present": 2, "skipped": []}
+
+
+@pytest.mark.parametrize("command", ["import", "merge"])
+def test_a_recording_that_two_commands_bring_at_the_same_time_is_there_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """The second begins when the first has seen what is there."""
+    source, mapping = robomimic(tmp_path / "demo.hdf5"), ImportMapping(state=("robot0_eef_pos",), instruction="lift")
+    for name in ("a", "b"):
+        import_episodes(source, EpisodeStore(tmp_path / name, create=True), mapping)
+    here, recordings = tmp_path / "here", EpisodeStore.recordings
+
+    def bring(other: str) -> None:
+        if command == "merge":
+            merge(here, tmp_path / other)
+        else:
+            with store_to_fill(here) as store:
+                import_episodes(source, store, mapping)
+
+    def before_another(store: EpisodeStore, entries: Iterable[Entry]) -> dict[str, bytes]:
+        found = recordings(store, entries)
+        monkeypatch.undo()
+        second.start()
+        second.join(timeout=1)
+        return found
+
+    second = threading.Thread(target=bring, args=("b",))
+    monkeypatch.setattr(EpisodeStore, "recordings", before_another)
+    bring("a")
+    second.join()
+    with EpisodeStore(here) as store:
+        assert len(store.entries()) == 2
 
 
 def test_a_recording_that_two_stores_imported_is_merged_once(tmp_path: Path) -> None:

@@ -5,13 +5,17 @@ import multiprocessing
 import os
 import shutil
 import signal
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from episodes.maintenance import compact, info, merge, verify
+from episodes import maintenance
+from episodes.catalog import Entry
+from episodes.maintenance import compact, info, merge, store_to_fill, verify
 from episodes.overlays import LabelChange, append_changes
 from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore
@@ -101,6 +105,77 @@ def test_a_label_that_was_overruled_is_not_revived_by_a_merge_the_other_way(tmp_
             with EpisodeStore(tmp_path / name) as store:
                 assert store.labels(wrong) == {"success": True}, name
                 assert store.labels(restored) == {"deleted": False}, name
+
+
+@pytest.mark.parametrize("copied", range(4))
+def test_a_merge_that_is_interrupted_shows_no_episode_without_its_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: int
+) -> None:
+    """Nor does one that runs, to a process that reads the store meanwhile. ``copied``: how many files before."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    stored(here, 1)
+    deleted, failed, *_ = stored(there, 4)
+    with EpisodeStore(there) as store:
+        store.delete(deleted, author="ada")
+        store.label(failed, "success", False, author="ada")
+    interrupt_after(monkeypatch, copied)
+    with pytest.raises(KeyboardInterrupt):
+        merge(here, there)
+    seen = [(1, 1), (1, 1), (2, 1), (3, 2)][copied]
+    assert (info(here)["episodes"], info(here)["successes"]) == seen
+    monkeypatch.undo()
+    assert (merge(here, there)["episodes"], info(here)["successes"]) == (4, 3)
+
+
+def test_a_new_store_whose_merge_is_interrupted_before_the_first_episode_does_not_remain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "new" / "here", tmp_path / "there"
+    (id,) = stored(there, 1)
+    with EpisodeStore(there) as store:
+        store.label(id, "note", "slow", author="ada")
+    interrupt_after(monkeypatch, 0)
+    with pytest.raises(KeyboardInterrupt):
+        merge(here, there)
+    assert [file.name for file in tmp_path.iterdir()] == ["there"]
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, files: int) -> None:
+    """Interrupt a merge when it has copied so many."""
+    copy, left = maintenance._copy, iter(range(files))
+
+    def interrupted(file: Path, store: EpisodeStore) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        copy(file, store)
+
+    monkeypatch.setattr(maintenance, "_copy", interrupted)
+
+
+def test_what_is_deleted_there_can_be_restored_here(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    deleted, kept = stored(there, 2)
+    with EpisodeStore(there) as store:
+        store.delete(deleted, author="ada")
+    merge(here, there)
+    assert read_ids(here) == [kept]
+    with EpisodeStore(here) as store:
+        store.undo(deleted, author="bob")
+    assert read_ids(here) == [deleted, kept]
+
+
+@pytest.mark.parametrize("source", ["expert", "human"])
+def test_what_was_deleted_here_and_restored_there_later_comes_with_one_merge(tmp_path: Path, source: str) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    with EpisodeStore(here, create=True) as store:
+        restored, kept = store.add_all([make_episode(seed=i, source=source) for i in range(2)])
+        shutil.copytree(here, there)
+        store.delete(restored, author="ada")
+    compact(here)
+    with EpisodeStore(there) as store:
+        store.label(restored, "deleted", False, author="bob")
+    assert merge(here, there)["copied"] == 1
+    assert read_ids(here) == [restored, kept]
 
 
 def test_a_part_that_was_deleted_before_its_split_was_made_again_is_not_deleted_by_a_merge(tmp_path: Path) -> None:
@@ -272,6 +347,31 @@ def test_merges_of_the_same_episodes_at_the_same_time_do_not_disturb_each_other(
     assert not list(here.glob(".ep-*"))
 
 
+def test_a_merge_that_waits_for_one_that_fails_makes_the_store_that_it_left_nothing_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    ids, waits, locked = stored(there, 2), threading.Event(), maintenance.locked
+
+    def seen(path: Path) -> Any:
+        waits.set()
+        return locked(path)
+
+    waiting = threading.Thread(target=merge, args=(here, there))
+
+    def fail_meanwhile() -> None:
+        with store_to_fill(here):
+            monkeypatch.setattr(maintenance, "locked", seen)
+            waiting.start()
+            assert waits.wait(timeout=60)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail_meanwhile()
+    waiting.join()
+    assert read_ids(here) == ids
+
+
 def test_a_merge_that_is_killed_continues(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     ids = stored(there, 40)
@@ -307,19 +407,65 @@ def test_what_is_deleted_goes_for_good_and_does_not_come_back(tmp_path: Path) ->
         assert store.select()[0].id == kept
 
 
+@pytest.mark.parametrize("source", ["expert", "human"])
+def test_an_episode_that_is_restored_before_its_file_goes_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    with EpisodeStore(tmp_path, create=True) as store:
+        restored, gone = store.add_all([make_episode(seed=i, source=source) for i in range(2)])
+        for id in (restored, gone):
+            store.delete(id, author="ada")
+    locked, undone = maintenance.labels_locked, list[str]()
+
+    def after_an_undo(folder: Path) -> Any:
+        with EpisodeStore(folder) as store:
+            undone.extend(change.key for change in [store.undo(restored, author="ada")] if change)
+        return locked(folder)
+
+    monkeypatch.setattr(maintenance, "labels_locked", after_an_undo)
+    assert compact(tmp_path)["removed"] == 1
+    assert undone == ["deleted"]
+    assert read_ids(tmp_path) == [restored]
+    assert verify(tmp_path)["corrupt"] == []
+
+
+def test_what_is_deleted_while_files_go_stays_until_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person's recording has no label yet then, by which it would be known in another store."""
+    with EpisodeStore(tmp_path, create=True) as store:
+        first, second = store.add_all([make_episode(seed=i, source="human") for i in range(2)])
+        store.delete(first, author="ada")
+    locked = maintenance.labels_locked
+
+    def after_a_deletion(folder: Path) -> Any:
+        with EpisodeStore(folder) as store:
+            store.delete(second, author="ada")
+        return locked(folder)
+
+    monkeypatch.setattr(maintenance, "labels_locked", after_a_deletion)
+    assert compact(tmp_path)["removed"] == 1
+    with EpisodeStore(tmp_path) as store:
+        assert [entry.id for entry in store.entries()] == [second]
+    monkeypatch.undo()
+    assert compact(tmp_path)["removed"] == 1
+    with EpisodeStore(tmp_path) as store:
+        assert store.entries() == []
+
+
 def test_episodes_that_go_twice_at_the_same_time_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids, removed = stored(tmp_path, 3), list[int]()
     with EpisodeStore(tmp_path) as store:
         for id in ids[:2]:
             store.delete(id, author="ada")
-    unlink = Path.unlink
+    recordings = EpisodeStore.recordings
 
-    def after_another(path: Path, missing_ok: bool = False) -> None:
+    def after_another(store: EpisodeStore, entries: list[Entry]) -> dict[str, bytes]:
         monkeypatch.undo()
         removed.append(compact(tmp_path)["removed"])
-        unlink(path, missing_ok=missing_ok)
+        return recordings(store, entries)
 
-    monkeypatch.setattr(Path, "unlink", after_another)
+    monkeypatch.setattr(EpisodeStore, "recordings", after_another)
     assert compact(tmp_path)["episodes"] == 1
     assert removed == [2]
     assert read_ids(tmp_path) == ids[2:]

@@ -1,9 +1,13 @@
 """Windows contain the recorded data, each once per epoch, and a resumed sampler continues exactly."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from episodes.maintenance import compact
 from episodes.sampler import KINDS, PRE_INTERVENTION, WindowSampler, count_windows, mark_pre_intervention
 from episodes.schema import EXPERT, HOLD, HUMAN, POLICY, CorruptEpisode, EpisodeError
 from episodes.store import EpisodeStore, Selection
@@ -87,6 +91,24 @@ def test_the_order_depends_only_on_the_seed(store):
     first = [keys(a.next_batch()) for _ in range(30)]
     assert first == [keys(b.next_batch()) for _ in range(30)]
     assert first != [keys(other.next_batch()) for _ in range(30)]
+
+
+def test_episodes_that_are_deleted_for_good_meanwhile_are_read_on(store):
+    through, undisturbed = sampler(store), sampler(store)
+    expected = [undisturbed.next_batch() for _ in range(30)]
+    for entry in store.select()[:5]:
+        store.delete(entry.id, author="ada")
+    assert compact(store.path)["removed"] == 5
+    for batch in expected:
+        assert torch.equal(through.next_batch().obs.images, batch.obs.images)
+
+
+def test_files_stay_mapped_but_not_open(store):
+    count = len(os.listdir("/proc/self/fd"))
+    mapped = sampler(store)
+    assert len(os.listdir("/proc/self/fd")) == count
+    assert all(str(store.file(entry.id)) in Path("/proc/self/maps").read_text() for entry in store.select())
+    assert len(mapped.next_batch().obs.images) == 7
 
 
 @pytest.mark.parametrize("at", [0, 1, 9, 23])

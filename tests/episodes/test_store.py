@@ -549,7 +549,7 @@ def test_an_undo_takes_back_one_press_whoever_labels_meanwhile(tmp_path, monkeyp
         browser = EpisodeBrowser(tmp_path, jpeg_quality=90)
         for outcome in ("success", "abort"):  # an abort is two labels
             browser.label(id, outcome, person="ann")
-        locked, waiting = overlays._locked, ["cy"]
+        locked, waiting = overlays.labels_locked, ["cy"]
 
         @contextlib.contextmanager
         def then_another(folder: Path):
@@ -558,6 +558,6 @@ def test_an_undo_takes_back_one_press_whoever_labels_meanwhile(tmp_path, monkeyp
             while waiting:
                 store.label(id, "note", "seen", author=waiting.pop())
 
-        monkeypatch.setattr(overlays, "_locked", then_another)
+        monkeypatch.setattr(overlays, "labels_locked", then_another)
         browser.undo(id, person="ben")
         assert store.labels(id) == {"success": True, "note": "seen"}
