@@ -6,7 +6,7 @@ not after an hour of demonstrations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -72,7 +72,7 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
             check_stores(experiment.algorithm.stores or (), env.spec, "algorithm.stores", where=EVERYTHING)
             if _draws_recorded(experiment.algorithm):
                 with naming("sim.reward"):
-                    _check_recorded_reward(_drawn_stores(experiment.algorithm, experiment.start), env.spec)
+                    _check_recorded_reward(experiment, experiment.algorithm, env.spec)
         with naming("algorithm"):
             elsewhere = experiment.algorithm.rollout_shards > 1 or experiment.algorithm.staleness > 0 or collects
             placed = Collector if elsewhere else None
@@ -81,6 +81,8 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
         if isinstance(experiment.algorithm, OffPolicyConfig):
             _check_warm_up(experiment.algorithm, acting.num_envs)
         if (imagination := experiment.imagination) is not None:
+            if _reward(env.spec.fingerprint) != "sparse":
+                console.print("imagined episodes pay 1 for success; sim.reward has no effect on them")
             check_imagined_time_limit(experiment.algorithm, imagination.model.imagined_env)
             _check_observed_chunks(experiment.start, imagination)
             check_stores(imagination.stores, env.spec, "imagination.stores")
@@ -152,20 +154,44 @@ def _drawn_stores(algorithm: OffPolicyConfig, start: Imitation | FromBundle) -> 
     return algorithm.stores or ()
 
 
-def _check_recorded_reward(stores: Sequence[Path], spec: EnvSpec) -> None:
-    """UserError where episodes of these stores are drawn with another reward than the simulator's."""
-    pays = spec.fingerprint.get("reward", "sparse")
-    for path in stores:
+def _check_recorded_reward(experiment: Experiment, algorithm: OffPolicyConfig, spec: EnvSpec) -> None:
+    """UserError where recorded episodes are drawn with another reward than that of the episodes the algorithm acts in.
+
+    ``spec``: the simulator's. Imagined episodes pay 1 for success, whatever it pays.
+    """
+    imagined = experiment.imagination is not None
+    pays = "sparse" if imagined else _reward(spec.fingerprint)
+    for drawn, paid in _recorded_rewards(algorithm, experiment.start, spec):
+        if paid == pays:
+            continue
+        none_drawn = "set algorithm.demonstration_share and offline_iterations to 0"
+        if imagined:
+            raise UserError(
+                f"imagined episodes pay 1 for success, and {drawn} has episodes with {paid} rewards: record them with "
+                f"sim.reward sparse, or {none_drawn}"
+            )
+        raise UserError(
+            f"it is {pays}, and {drawn} has episodes with {paid} rewards (imported and labelled ones have sparse "
+            f"ones): set it to {paid}, give a store that was recorded with it, or {none_drawn}"
+        )
+
+
+def _recorded_rewards(
+    algorithm: OffPolicyConfig, start: Imitation | FromBundle, spec: EnvSpec
+) -> Iterator[tuple[str, str]]:
+    """What recorded episodes are drawn from, once for each of them, and the reward that it has."""
+    if isinstance(start, Imitation) and start.store is None and algorithm.stores is None:
+        yield "the run's own store", _reward(spec.fingerprint)
+    for path in _drawn_stores(algorithm, start):
         with EpisodeStore(path) as store:
             for entry, labels in store.select_labelled():
                 said = outcome_labelled(labels) or outcome_unknown(labels)
-                paid = "sparse" if said else store.fingerprint(entry).get("reward", "sparse")
-                if paid != pays:
-                    raise UserError(
-                        f"it is {pays}, and {path} has episodes with {paid} rewards (imported and labelled ones have "
-                        f"sparse ones): set it to {paid}, give a store that was recorded with it, or set "
-                        "algorithm.demonstration_share and offline_iterations to 0"
-                    )
+                yield str(path), "sparse" if said else _reward(store.fingerprint(entry))
+
+
+def _reward(fingerprint: Mapping[str, str]) -> str:
+    """Of an environment, or of one that was recorded."""
+    return fingerprint.get("reward", "sparse")
 
 
 def _all_labelled(path: Path) -> bool:
