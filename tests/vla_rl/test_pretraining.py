@@ -57,6 +57,8 @@ def test_a_folder_goes_on_with_what_was_pretrained_in_it_alone(tmp_path: Path) -
         {"pretraining": replace(FIT, steps=1, start=out)},
         {"pretraining": replace(FIT, steps=1, learning_rate=1e-4)},
         {"sim": replace(SIM, cameras=("agent",))},
+        {"sim": replace(SIM, detail="low")},
+        {"sim": replace(SIM, shadows=True)},
     ):
         with pytest.raises(UserError, match=r"holds a pretraining with other settings.*choose another --run-dir"):
             pretrain(replace(experiment, **changes), run_dir, out=other)  # type: ignore[arg-type]

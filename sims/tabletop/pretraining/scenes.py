@@ -28,7 +28,7 @@ from sims.tabletop.pretraining.landmarks import (
     landmarks,
 )
 from sims.tabletop.pretraining.placement import put_in_hand, sample_pose, scatter_objects
-from sims.tabletop.render import GL, Renderer
+from sims.tabletop.render import GL, Detail, Renderer
 from sims.vector_env import Observation, encode_instructions
 
 STREAM = 7  # top bits of a scene's seed; the streams of sims/starts.py are numbered from 0
@@ -39,10 +39,17 @@ class TabletopScenes:
     """Draws scenes of ``tasks``, of TASK_NAMES. Belongs to the thread that made it."""
 
     def __init__(
-        self, *, gl: GL, cameras: tuple[str, ...], image_size: tuple[int, int], tasks: Sequence[str] = TASK_NAMES
+        self,
+        *,
+        gl: GL,
+        cameras: tuple[str, ...],
+        image_size: tuple[int, int],
+        shadows: bool = False,
+        detail: Detail = "full",
+        tasks: Sequence[str] = TASK_NAMES,
     ) -> None:
         self._cameras, self._image_size, self._tasks = cameras, image_size, tasks
-        self._renderer = Renderer(gl=gl, cameras=cameras, image_size=image_size)
+        self._renderer = Renderer(gl=gl, cameras=cameras, image_size=image_size, shadows=shadows, detail=detail)
         self._panda = Panda()
 
     @property
