@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,6 +53,7 @@ from vla_rl.runners.observe_every import ObserveEvery
 from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips
 from vla_rl.runners.world_model_videos import recorded_chunks, replayed_chunks
 from vla_rl.runs.run_dir import experiment_of, open_run
+from world_models.data.keyframes import KeyframeConfig
 from world_models.evaluation.action_sequences import recorded_sequences
 from world_models.imagined_env import ImaginedEnvConfig
 
@@ -428,6 +430,42 @@ def test_recorded_episodes_beside_imagined_ones_have_sparse_rewards(
     check_experiment(replace(experiment, algorithm=undrawn), env, start=bundle)
     notice = "imagined episodes pay 1 for success; sim.reward has no effect on them"
     assert (notice in capsys.readouterr().err) == (pays == "shaped")
+
+
+def test_keyframes_further_from_the_end_than_an_episode_lasts_are_refused(tmp_path: Path) -> None:
+    """Before anything is recorded for the world model, or fitted."""
+    env, bundle = dot_episodes.DotEnv(), tmp_path / "bundle"
+    save_bundle(build_policy(CONFIGS["gaussian"], dot_episodes.ROBOT), bundle)
+
+    def check(**keyframes: Any) -> None:
+        model = WorldModelConfig(dynamics=dot_episodes.DYNAMICS, keyframes=KeyframeConfig(**keyframes))
+        settings = ImaginationConfig(model=model)
+        check_experiment(Experiment(device="cpu", start=FromBundle(path=bundle), imagination=settings), env)
+
+    longest = env.spec.max_steps
+    check(before_end=(longest - 1, 60))
+    check(before_end=(longest, 60), episode_starts=1.0)
+    with pytest.raises(UserError, match=r"keyframes.before_end must begin below .* time limit of task 'go' .*got"):
+        check(before_end=(longest, 60))
+
+
+def test_own_demonstrations_that_hold_no_whole_chunk_are_refused(tmp_path: Path) -> None:
+    """The policy acts 4 control steps at a time; a store that is given may have been observed at any of them."""
+    env, bundle = dot_episodes.DotEnv(), tmp_path / "bundle"
+    base = build_policy(replace(CONFIGS["gaussian"], action_horizon=4), dot_episodes.ROBOT)
+    save_bundle(residual_on(base, ResidualConfig(action_horizon=4)), bundle)
+
+    def check(every: int, **settings: Any) -> None:
+        start = Imitation(observe_every=every, residual=ResidualConfig(action_horizon=4))
+        algorithm = OffPolicyConfig(shift=0, **settings)
+        check_experiment(Experiment(device="cpu", start=start, algorithm=algorithm), env, start=bundle)
+
+    check(2)
+    check(3, demonstration_share=0.0)
+    check(3, stores=(dot_episodes.store(tmp_path / "store", 3).path,))
+    for every in (3, 8):
+        with pytest.raises(UserError, match=rf"start.observe_every must divide .*\(4\).*, got {every}"):
+            check(every)
 
 
 def test_groups_run_side_by_side_in_imagined_environments_alone() -> None:

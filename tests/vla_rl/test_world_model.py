@@ -272,6 +272,19 @@ def test_the_environments_cameras_are_predicted_whatever_a_store_holds(tmp_path:
     assert load_world_model(rounds.folder(0) / WORLD_MODEL_FILE).info.robot == dot_episodes.ROBOT
 
 
+def test_a_task_without_an_episode_to_start_from_is_refused_before_the_fit(tmp_path: Path) -> None:
+    path, bundle = dot_episodes.store(tmp_path / "store", 60).path, tmp_path / "start"
+    save_bundle(build_policy(CONFIGS["gaussian"], dot_episodes.ROBOT), bundle)
+    settings = ImaginationConfig(stores=(path,), model=ONE_STEP)
+    experiment = Experiment(sim=NoSimulatorConfig(), device="cpu", start=FromBundle(path=bundle), imagination=settings)
+    with (tmp_path / "lock").open("w") as lock:
+        run = Run(experiment=experiment, device=CPU, dir=tmp_path, lock=lock)
+        rounds = Rounds(run, replace(dot_episodes.DotEnv().spec, tasks=("go", "wait")), settings, env=None)
+        with pytest.raises(WorldModelError, match="no recorded episode of task 'wait' to start from"):
+            rounds.fit(0, bundle)
+        assert not rounds.folder(0).exists()
+
+
 class CountedSteps(dot_episodes.DotEnv):
     """``taken``: control steps of episodes that had not ended."""
 
