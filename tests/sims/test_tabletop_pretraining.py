@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sims.pretraining import PretrainingScenes
+from sims.pretraining import LabeledScenes, PretrainingScenes
 from sims.registry import pretraining_scenes
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
@@ -33,6 +33,15 @@ def test_a_scene_depends_on_its_seed_and_number_alone() -> None:
     assert torch.equal(together.obs.images[2], single.obs.images[0])
     assert not torch.equal(together.landmarks[1], together.landmarks[2])
     assert not torch.equal(other.landmarks, single.landmarks)
+
+
+def test_a_scene_is_the_same_to_the_last_bit_whatever_is_drawn_with_it() -> None:
+    source, end = open_scenes(8), 130
+    together = source.scenes(seed=0, first=1, count=end - 1)
+    parts = [source.scenes(seed=0, first=i, count=min(3, end - i)) for i in range(1, end, 3)]
+    source.close()
+    for whole, piecewise in zip(together.tensors(), LabeledScenes.cat(parts).tensors(), strict=True):
+        assert torch.equal(whole, piecewise)
 
 
 @pytest.mark.parametrize("look", [{"detail": "low"}, {"shadows": True}])
