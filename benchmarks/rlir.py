@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from sims.errors import UserError
 from sims.registry import ObjectLocator, object_locator
 from vla_rl.algorithms.rlir import RLIR, RLIRConfig
 from vla_rl.bench.record import row, write_record
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config
-from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips
+from vla_rl.runners.world_model import EPISODES, WORLD_MODEL_FILE, open_clips
 from world_models.bundle import load_world_model
 from world_models.data.clip import Clip, first_history
 from world_models.data.clip_sampler import ClipSampler
@@ -49,9 +50,9 @@ def main() -> None:
     experiment = load_config(Experiment, arguments.run / "config.yaml", [])
     assert experiment.imagination is not None
     settings = experiment.imagination.model
-    folder = arguments.run / "imagination" / "round_0"
-    clips, held_out = (open_clips([folder / "episodes"], settings.dynamics, part) for part in ("fit", "held_out"))
-    fitted = load_world_model(folder / WORLD_MODEL_FILE)
+    world, stores = first_world_model(arguments.run)
+    clips, held_out = (open_clips(stores, settings.dynamics, part) for part in ("fit", "held_out"))
+    fitted = load_world_model(world)
     locate = object_locator(experiment.sim, fitted.info.robot.cameras)
 
     inverse_config = InverseDynamicsConfig(steps=arguments.inverse_steps)
@@ -101,6 +102,16 @@ def main() -> None:
     reward = {"first": mean(curve[:10], "reward"), "last": mean(curve[-10:], "reward")}
     about |= {"gates": gates, "processor_s": spent, "reward": reward, "further_fit_updates": updates}
     print(write_record("rlir", rows, **about))
+
+
+def first_world_model(run: Path) -> tuple[Path, list[Path]]:
+    """Its file, and the stores that the rounds until then recorded. UserError where none is fitted yet."""
+    stores = list[Path]()
+    while (folder := run / "imagination" / f"round_{len(stores)}").exists():
+        stores.append(folder / EPISODES)
+        if (world := folder / WORLD_MODEL_FILE).exists():
+            return world, stores
+    raise UserError(f"{run}: no world model of its rounds is fitted yet; go on with it (vla-rl train --resume)")
 
 
 def reinforce(

@@ -121,7 +121,7 @@ class HasPretrainingScenes(Protocol):
     """A configuration of a simulator that can render labeled scenes beside its episodes."""
 
     def pretraining_scenes(self) -> PretrainingScenes:
-        """With the cameras and the image size of this configuration."""
+        """Drawn as the episodes of this configuration are: its cameras, image size, ``detail`` and ``shadows``."""
         ...
 
 

@@ -18,6 +18,7 @@ from benchmarks.imagination_baselines import real_episodes
 from benchmarks.interruptions import says_that_the_disk_is_full
 from benchmarks.kept import keep_options
 from benchmarks.policy_families import T_95, check_seeds, t_interval
+from benchmarks.rlir import first_world_model
 from benchmarks.seeds import seeds_interval
 from policies.device import CPU, Device
 from sims.errors import UserError
@@ -42,6 +43,21 @@ FULL = "vla-rl: disk full ([Errno 28]); what was written completely is intact."
 )
 def test_what_a_run_says_about_a_full_disk(message: str, clear: bool) -> None:
     assert says_that_the_disk_is_full(message) == clear
+
+
+def test_the_first_world_model_may_be_of_a_later_round(tmp_path: Path) -> None:
+    """Where only every second round fits one (``imagination.imagine_every``), to the episodes of all rounds so far."""
+    rounds = [tmp_path / "imagination" / f"round_{number}" for number in range(4)]
+    for folder in rounds:
+        (folder / "episodes").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"no world model .* fitted"):
+        first_world_model(tmp_path)
+    for folder in rounds[1::2]:
+        (folder / "world.safetensors").touch()
+    assert first_world_model(tmp_path) == (
+        rounds[1] / "world.safetensors",
+        [folder / "episodes" for folder in rounds[:2]],
+    )
 
 
 def test_t_intervals() -> None:

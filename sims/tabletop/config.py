@@ -78,4 +78,10 @@ class TabletopConfig:
         return make_locator(cameras)
 
     def pretraining_scenes(self) -> PretrainingScenes:
-        return TabletopScenes(gl=choose_gl(self.renderer), cameras=self.cameras, image_size=self.image_size)
+        return TabletopScenes(
+            gl=choose_gl(self.renderer),
+            cameras=self.cameras,
+            image_size=self.image_size,
+            shadows=self.shadows,
+            detail=self.detail,
+        )

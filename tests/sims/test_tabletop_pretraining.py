@@ -1,15 +1,20 @@
 """Scenes for pretraining: the labels are where the simulator's objects are, and no scene is an episode."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 
-from sims.pretraining import PretrainingScenes
+from sims.pretraining import LabeledScenes, PretrainingScenes
 from sims.registry import pretraining_scenes
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.tabletop.placement import AREA, CABINET_AREA, inside
 from sims.tabletop.pretraining.landmarks import NUM_LANDMARKS, SCALE, TASK_NAMES, landmarks
 from sims.tabletop.pretraining.scenes import STREAM, TabletopScenes
+from sims.tabletop.render import Renderer, choose_gl
 from sims.tabletop.tasks.registry import TASKS
 from sims.vector_env import decode_instructions
 
@@ -28,6 +33,32 @@ def test_a_scene_depends_on_its_seed_and_number_alone() -> None:
     assert torch.equal(together.obs.images[2], single.obs.images[0])
     assert not torch.equal(together.landmarks[1], together.landmarks[2])
     assert not torch.equal(other.landmarks, single.landmarks)
+
+
+def test_a_scene_is_the_same_to_the_last_bit_whatever_is_drawn_with_it() -> None:
+    source, end = open_scenes(8), 130
+    together = source.scenes(seed=0, first=1, count=end - 1)
+    parts = [source.scenes(seed=0, first=i, count=min(3, end - i)) for i in range(1, end, 3)]
+    source.close()
+    for whole, piecewise in zip(together.tensors(), LabeledScenes.cat(parts).tensors(), strict=True):
+        assert torch.equal(whole, piecewise)
+
+
+@pytest.mark.parametrize("look", [{"detail": "low"}, {"shadows": True}])
+def test_scenes_are_drawn_as_episodes_are(look: dict[str, Any]) -> None:
+    """The same scenes, with the same labels, by the settings of ``sim`` that episodes are drawn by."""
+    config = TabletopConfig(image_size=(32, 32))
+    plain, drawn = (pretraining_scenes(one) for one in (config, replace(config, **look)))
+    expected, scenes = (source.scenes(seed=0, first=0, count=4) for source in (plain, drawn))
+    renderer = Renderer(gl=choose_gl("auto"), cameras=config.cameras, image_size=config.image_size, **look)
+    assert isinstance(drawn, TabletopScenes)
+    layout, image = drawn.layouts(seed=0, first=0, count=4)[0][2], np.empty((2, 32, 32, 3), dtype=np.uint8)
+    renderer.draw(layout.qpos, layout.fixtures, layout.appearance, image)
+    for opened in (plain, drawn, renderer):
+        opened.close()
+    assert torch.equal(scenes.obs.images[2], torch.from_numpy(image))
+    assert not torch.equal(scenes.obs.images, expected.obs.images)
+    assert torch.equal(scenes.landmarks, expected.landmarks)
 
 
 def test_held_out_instructions_never_appear() -> None:

@@ -6,8 +6,10 @@ import copy
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from episodes.recorder import RecordedEnv
 from episodes.store import EpisodeStore
 from policies.bundle import read_bundle_info, save_bundle
 from policies.registry import build_policy
-from policies.residual.policy import ResidualConfig
+from policies.residual.policy import ResidualConfig, residual_on
 from sims.errors import UserError
 from sims.registry import make_env
 from sims.vector_env import Observation, StartState, VectorEnv
@@ -32,7 +34,7 @@ from vla_rl.cli.arguments import load_experiment
 from vla_rl.cli.main import main
 from vla_rl.config.environments import NoSimulatorConfig
 from vla_rl.config.errors import ConfigError
-from vla_rl.config.experiment import Experiment, FromBundle
+from vla_rl.config.experiment import Experiment, FromBundle, Imitation
 from vla_rl.config.imagination import EvaluationThresholds, ImaginationConfig, WorldModelConfig
 from vla_rl.config.loader import load_config
 from vla_rl.runners.checks import SpecOnly, check_experiment, check_imagined_time_limit
@@ -51,6 +53,7 @@ from vla_rl.runners.observe_every import ObserveEvery
 from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips
 from vla_rl.runners.world_model_videos import recorded_chunks, replayed_chunks
 from vla_rl.runs.run_dir import experiment_of, open_run
+from world_models.data.keyframes import KeyframeConfig
 from world_models.evaluation.action_sequences import recorded_sequences
 from world_models.imagined_env import ImaginedEnvConfig
 
@@ -399,6 +402,70 @@ def test_imagined_environments_count_for_the_warm_up(simulated: int, imagined: i
     else:
         with pytest.raises(UserError, match=r"must be below the 400 chunks .* 20 in each of 4 environments"):
             check_experiment(experiment, SpecOnly(env.spec))
+
+
+@pytest.mark.parametrize(("pays", "recorded"), [("sparse", "shaped"), ("shaped", "sparse"), ("shaped", None)])
+def test_recorded_episodes_beside_imagined_ones_have_sparse_rewards(
+    pays: str, recorded: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As imagined ones do, whatever the simulator pays. ``recorded``: of a store; None: the run records its own."""
+    env, path, bundle = dot_episodes.DotEnv(), tmp_path / "store", tmp_path / "bundle"
+    env.spec = replace(env.spec, fingerprint={"reward": pays})
+    store = EpisodeStore(path, create=True)
+    store.add(replace(dot_episodes.episode(0), fingerprint={"reward": recorded or pays}))
+    base = build_policy(CONFIGS["gaussian"], dot_episodes.ROBOT)
+    save_bundle(residual_on(base, ResidualConfig()), bundle)
+    model = WorldModelConfig(dynamics=dot_episodes.DYNAMICS, imagined_env=ImaginedEnvConfig(reward_every=2))
+    settings = OffPolicyConfig(stores=(path,) if recorded else None, shift=0)
+    experiment = Experiment(
+        device="cpu",
+        start=Imitation(residual=ResidualConfig()),
+        algorithm=settings,
+        imagination=ImaginationConfig(model=model),
+    )
+    with_sparse = pytest.raises(UserError, match=r"'sim.reward': imagined episodes pay 1 for success, .* with shaped")
+    with nullcontext() if recorded == "sparse" else with_sparse:
+        check_experiment(experiment, env, start=bundle)
+    undrawn = replace(settings, demonstration_share=0.0)
+    check_experiment(replace(experiment, algorithm=undrawn), env, start=bundle)
+    notice = "imagined episodes pay 1 for success; sim.reward has no effect on them"
+    assert (notice in capsys.readouterr().err) == (pays == "shaped")
+
+
+def test_keyframes_further_from_the_end_than_an_episode_lasts_are_refused(tmp_path: Path) -> None:
+    """Before anything is recorded for the world model, or fitted."""
+    env, bundle = dot_episodes.DotEnv(), tmp_path / "bundle"
+    save_bundle(build_policy(CONFIGS["gaussian"], dot_episodes.ROBOT), bundle)
+
+    def check(**keyframes: Any) -> None:
+        model = WorldModelConfig(dynamics=dot_episodes.DYNAMICS, keyframes=KeyframeConfig(**keyframes))
+        settings = ImaginationConfig(model=model)
+        check_experiment(Experiment(device="cpu", start=FromBundle(path=bundle), imagination=settings), env)
+
+    longest = env.spec.max_steps
+    check(before_end=(longest - 1, 60))
+    check(before_end=(longest, 60), episode_starts=1.0)
+    with pytest.raises(UserError, match=r"keyframes.before_end must begin below .* time limit of task 'go' .*got"):
+        check(before_end=(longest, 60))
+
+
+def test_own_demonstrations_that_hold_no_whole_chunk_are_refused(tmp_path: Path) -> None:
+    """The policy acts 4 control steps at a time; a store that is given may have been observed at any of them."""
+    env, bundle = dot_episodes.DotEnv(), tmp_path / "bundle"
+    base = build_policy(replace(CONFIGS["gaussian"], action_horizon=4), dot_episodes.ROBOT)
+    save_bundle(residual_on(base, ResidualConfig(action_horizon=4)), bundle)
+
+    def check(every: int, **settings: Any) -> None:
+        start = Imitation(observe_every=every, residual=ResidualConfig(action_horizon=4))
+        algorithm = OffPolicyConfig(shift=0, **settings)
+        check_experiment(Experiment(device="cpu", start=start, algorithm=algorithm), env, start=bundle)
+
+    check(2)
+    check(3, demonstration_share=0.0)
+    check(3, stores=(dot_episodes.store(tmp_path / "store", 3).path,))
+    for every in (3, 8):
+        with pytest.raises(UserError, match=rf"start.observe_every must divide .*\(4\).*, got {every}"):
+            check(every)
 
 
 def test_groups_run_side_by_side_in_imagined_environments_alone() -> None:

@@ -497,6 +497,13 @@ def test_a_run_that_ends_in_its_warm_up_is_refused(tmp_path: Path) -> None:
         check_experiment(wanted[1], env)
 
 
+def test_updates_wait_for_the_first_transition() -> None:
+    """A warm-up of one chunk of each environment holds none: the observations after them are missing."""
+    made = learner(PointEnv(num_envs=4), TD3, warmup=4, critic_warmup=2)
+    made.iterate()
+    assert made.updates == 2 + (4 * made.config.chunks - 4)
+
+
 def test_a_replay_of_one_chunk_of_each_environment_is_refused() -> None:
     """Nothing could be drawn from it, as the observation after the chunk is missing."""
     for capacity in (1, 4):

@@ -11,6 +11,7 @@ from policies.backbone import load_backbone
 from policies.compact_encoder import CompactEncoderConfig
 from policies.denoising.action_expert import ActionExpertConfig
 from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
+from policies.device import CPU
 from policies.policy import RobotSpec
 from sims.errors import UserError
 from sims.registry import pretraining_scenes
@@ -57,6 +58,8 @@ def test_a_folder_goes_on_with_what_was_pretrained_in_it_alone(tmp_path: Path) -
         {"pretraining": replace(FIT, steps=1, start=out)},
         {"pretraining": replace(FIT, steps=1, learning_rate=1e-4)},
         {"sim": replace(SIM, cameras=("agent",))},
+        {"sim": replace(SIM, detail="low")},
+        {"sim": replace(SIM, shadows=True)},
     ):
         with pytest.raises(UserError, match=r"holds a pretraining with other settings.*choose another --run-dir"):
             pretrain(replace(experiment, **changes), run_dir, out=other)  # type: ignore[arg-type]
@@ -101,6 +104,23 @@ def test_an_interrupted_pretraining_continues_exactly(tmp_path: Path) -> None:
     for one, other in zip(second.parameters, whole.parameters, strict=True):
         assert torch.equal(one, other)
     source.close()
+
+
+def test_the_encoder_computes_in_the_precision_of_the_run() -> None:
+    torch.set_num_threads(1)
+    source = pretraining_scenes(SIM)
+    losses, errors = [], []
+    for device in (CPU, replace(CPU, precision="bfloat16")):
+        torch.manual_seed(0)
+        policy = device.place(DenoisingPolicy(POLICY, ROBOT))
+        fit = Pretraining(policy, FIT, source, seed=0, fit_normalizer=True)
+        errors.append(fit.evaluate()["object_all_median_mm"])
+        losses.append(fit.update()["landmark_loss"])
+        assert all(one.dtype == torch.float32 for one in fit.parameters)
+    source.close()
+    for exact, rounded in (losses, errors):
+        assert rounded != exact
+        assert rounded == pytest.approx(exact, rel=0.05)
 
 
 def test_the_pool_holds_the_newest_scenes() -> None:

@@ -12,7 +12,7 @@ from policies.audit import audit_log_prob
 from policies.denoising.kernels import FlowSDEConfig, build_kernel
 from policies.denoising.objectives import FlowMatching, FlowMatchingConfig
 from tests import dot_episodes
-from vla_rl.algorithms.rlir import RLIR, RLIRConfig
+from vla_rl.algorithms.rlir import RLIR, RLIRConfig, RLIRUpdateConfig
 from world_models.bundle import load_world_model, save_world_model
 from world_models.data.clip import first_history
 from world_models.data.clip_sampler import ClipSampler
@@ -61,6 +61,13 @@ def test_sampling_and_scoring_agree(clips: ClipSampler) -> None:
     sample = policy.sample(query, torch.Generator().manual_seed(0))
     assert sample.log_prob.shape == (4, 3, 2, 3 * 16 * 16)
     audit_log_prob(policy, query, sample)
+
+
+@pytest.mark.parametrize("needs_a_policy", [{"average": 0.0}, {"average": 0.9}, {"reference_weight": 0.5}])
+def test_settings_of_an_update_that_need_a_policy_are_refused(needs_a_policy: dict[str, float]) -> None:
+    (name,) = needs_a_policy
+    with pytest.raises(ValueError, match=rf"update.{name} copies a policy, and this trains a world model: leave it "):
+        RLIRUpdateConfig(**needs_a_policy)  # type: ignore[arg-type]
 
 
 def test_rlir_trains_the_world_model(inverse: InverseDynamics, clips: ClipSampler, tmp_path: Path) -> None:

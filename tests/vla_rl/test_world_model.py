@@ -44,7 +44,7 @@ from vla_rl.runners.world_model import (
 )
 from vla_rl.runners.world_model_videos import KEY_SPEED, KEY_STEPS, key_actions, recorded_chunks
 from vla_rl.runs.run_dir import Run
-from world_models.bundle import load_world_model, save_world_model
+from world_models.bundle import FittedWorldModel, load_world_model, save_world_model
 from world_models.data.clip import HELD_OUT, part_of
 from world_models.data.keyframes import RecordedStarts
 from world_models.evaluation.action_sequences import startable
@@ -151,6 +151,29 @@ def test_a_folder_goes_on_with_the_encoder_that_it_was_fitted_with_alone(tmp_pat
     fit_world_model(ONE_STEP, stores, tmp_path / "other", seed=0, policy=policy(1))  # it takes nothing of this one
 
 
+def test_a_world_model_has_the_robot_of_the_policy_whose_encoder_it_takes(tmp_path: Path) -> None:
+    """Its cameras in its order, whatever the order of recording: one encoder would see through another's camera."""
+    stores = [dot_episodes.store(tmp_path / "store", 24).path]
+
+    def fitted(frozen_encoder: bool, **robot: Any) -> FittedWorldModel:
+        policy = build_policy(CONFIGS["denoising"], replace(dot_episodes.ROBOT, **robot))
+        assert isinstance(policy, HasCompactEncoder)
+        taken = replace(ONE_STEP.reward_model, encoder=policy.encoder.config, frozen_encoder=frozen_encoder)
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        try:
+            fit_world_model(replace(ONE_STEP, reward_model=taken), stores, folder, seed=0, policy=policy)
+        except WorldModelError:
+            assert not folder.exists()
+            raise
+        return load_world_model(folder / WORLD_MODEL_FILE)
+
+    for frozen, cameras in ((True, dot_episodes.ROBOT.cameras[::-1]), (False, ("front",))):
+        assert fitted(frozen, cameras=cameras).info.robot.cameras == cameras
+    for frozen in (True, False):
+        with pytest.raises(WorldModelError, match=r"policy whose encoder .* recorded robot: state_dim 3, not 2"):
+            fitted(frozen, state_dim=3)
+
+
 def evaluate(config: WorldModelConfig, folder: Path, stores: Sequence[Path], env: VectorEnv | None = None) -> Any:
     return evaluate_world_model(config, folder, stores, sim=NoSimulatorConfig(), env=env, seed=0)
 
@@ -247,6 +270,19 @@ def test_the_environments_cameras_are_predicted_whatever_a_store_holds(tmp_path:
         rounds.fit(0, bundle)
         assert rounds.evaluate(0)["episodes"] > 0
     assert load_world_model(rounds.folder(0) / WORLD_MODEL_FILE).info.robot == dot_episodes.ROBOT
+
+
+def test_a_task_without_an_episode_to_start_from_is_refused_before_the_fit(tmp_path: Path) -> None:
+    path, bundle = dot_episodes.store(tmp_path / "store", 60).path, tmp_path / "start"
+    save_bundle(build_policy(CONFIGS["gaussian"], dot_episodes.ROBOT), bundle)
+    settings = ImaginationConfig(stores=(path,), model=ONE_STEP)
+    experiment = Experiment(sim=NoSimulatorConfig(), device="cpu", start=FromBundle(path=bundle), imagination=settings)
+    with (tmp_path / "lock").open("w") as lock:
+        run = Run(experiment=experiment, device=CPU, dir=tmp_path, lock=lock)
+        rounds = Rounds(run, replace(dot_episodes.DotEnv().spec, tasks=("go", "wait")), settings, env=None)
+        with pytest.raises(WorldModelError, match="no recorded episode of task 'wait' to start from"):
+            rounds.fit(0, bundle)
+        assert not rounds.folder(0).exists()
 
 
 class CountedSteps(dot_episodes.DotEnv):

@@ -244,10 +244,11 @@ class OffPolicy(OffPolicyUpdates):
         return 1.0 if normalizer is None else normalizer.action_scale
 
     def _updates_due(self) -> int:
-        """By now: none during the warm-up, then the critic's own, then ``utd_ratio`` per chunk."""
+        """By now: none during the warm-up, nor before a transition is complete, then the critic's own, then
+        ``utd_ratio`` per chunk."""
         config, since = self.config, self.chunks_acted - self.config.warmup
         before = max(config.critic_warmup, config.all_offline_updates)
-        return before + int(since * config.utd_ratio) if since >= 0 else 0
+        return before + int(since * config.utd_ratio) if since >= 0 and len(self.replay) else 0
 
     # -- learn --------------------------------------------------------------------------------------------------------
 

@@ -123,7 +123,7 @@ class Pretraining:
             optimizer.zero_grad(set_to_none=True)
         with crossing("batches"):
             batch = self.pool.sample(config.batch_size, self.generator).to(self.policy.device)
-        loss = landmark_loss(self.compact, batch)
+        loss = landmark_loss(self._predict(batch), batch)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm)
         metrics = read_numbers({"landmark_loss": loss, "grad_norm": norm}) | {"scenes": float(self.pool.drawn)}
@@ -138,8 +138,14 @@ class Pretraining:
     def evaluate(self) -> dict[str, float]:
         """Errors on scenes that were never trained on, in the simulator's terms (``PretrainingScenes.errors``)."""
         with crossing("evaluation"):
-            predicted = _predict(self.compact, self._test.to(self.policy.device)).cpu()
+            predicted = self._predict(self._test.to(self.policy.device)).cpu()
         return self._source.errors(predicted, self._test)
+
+    def _predict(self, scenes: LabeledScenes) -> Float[Tensor, "B landmarks"]:
+        encoder, obs = self.compact.encoder, scenes.obs
+        with self.policy.autocast():
+            encoding = encoder(obs, self.compact.normalizer.normalize_state(obs.state))
+        return encoder.landmarks(encoding).float()
 
     def state_dict(self) -> dict[str, Any]:
         """Without the scenes, which are drawn again."""
@@ -160,15 +166,10 @@ class Pretraining:
         self.generator.set_state(state["generator"])
 
 
-def landmark_loss(compact: HasCompactEncoder, scenes: LabeledScenes) -> Float[Tensor, ""]:
+def landmark_loss(predicted: Float[Tensor, "B landmarks"], scenes: LabeledScenes) -> Float[Tensor, ""]:
     """Huber loss of the known landmarks, whose low corner makes the last millimeters count."""
-    error = F.smooth_l1_loss(_predict(compact, scenes), scenes.landmarks, beta=HUBER_CORNER, reduction="none")
+    error = F.smooth_l1_loss(predicted, scenes.landmarks, beta=HUBER_CORNER, reduction="none")
     return (error * scenes.known).sum() / scenes.known.sum()
-
-
-def _predict(compact: HasCompactEncoder, scenes: LabeledScenes) -> Float[Tensor, "B landmarks"]:
-    encoder = compact.encoder
-    return encoder.landmarks(encoder(scenes.obs, compact.normalizer.normalize_state(scenes.obs.state)))
 
 
 def _with_landmarks(policy: Policy, source: PretrainingScenes) -> HasCompactEncoder:

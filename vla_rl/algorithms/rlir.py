@@ -52,6 +52,15 @@ class RLIRUpdateConfig(UpdateConfig):
     normalize_advantage: bool = False
     target_kl: float | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("average", "reference_weight"):
+            value, default = getattr(self, name), getattr(RLIRUpdateConfig, name)
+            if value != default:
+                raise ValueError(
+                    f"update.{name} copies a policy, and this trains a world model: leave it at {default}, got {value}"
+                )
+
 
 @dataclass(frozen=True, kw_only=True)
 class RLIRConfig:

@@ -63,7 +63,8 @@ class Fit(WorldModelCommand):
     """Fit a world model to recorded episodes; --section.key VALUE changes any setting of CONFIG."""
 
     policy: Path | None = None
-    """a bundle, whose encoder the reward model starts from if its settings are those of the reward model's"""
+    """a bundle, whose encoder the reward model starts from if its settings are those of the reward model's; the world
+    model then has its cameras"""
     json: Json = False
 
     def run(self) -> Result:

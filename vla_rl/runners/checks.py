@@ -6,10 +6,11 @@ not after an hour of demonstrations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -40,6 +41,7 @@ from vla_rl.runners.imitation import SUCCESSES, recorded_robot
 from vla_rl.runs.metrics import check_wandb
 from vla_rl.runs.progress import console
 from vla_rl.runs.run_dir import experiment_device
+from world_models.data.keyframes import KeyframeConfig
 from world_models.imagined_env import ImaginedEnvConfig
 from world_models.registry import build_world_model
 from world_models.reward_model import RewardModel, takes_encoder
@@ -72,7 +74,8 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
             check_stores(experiment.algorithm.stores or (), env.spec, "algorithm.stores", where=EVERYTHING)
             if _draws_recorded(experiment.algorithm):
                 with naming("sim.reward"):
-                    _check_recorded_reward(_drawn_stores(experiment.algorithm, experiment.start), env.spec)
+                    _check_recorded_reward(experiment, experiment.algorithm, env.spec)
+                _check_drawn_chunks(experiment.algorithm, experiment.start, policy.spec.action_horizon)
         with naming("algorithm"):
             elsewhere = experiment.algorithm.rollout_shards > 1 or experiment.algorithm.staleness > 0 or collects
             placed = Collector if elsewhere else None
@@ -82,14 +85,23 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
             _check_warm_up(experiment.algorithm, acting.num_envs)
         if (imagination := experiment.imagination) is not None:
             check_imagined_time_limit(experiment.algorithm, imagination.model.imagined_env)
-            _check_observed_chunks(experiment.start, imagination)
-            check_stores(imagination.stores, env.spec, "imagination.stores")
-            with naming("imagination.stores"):
-                check_tasks([one for path in imagination.stores for one in EpisodeStore(path).select()], env.spec)
-            if imagination.clone_successes is not None:
-                _check_bc(policy, imagination.clone_successes, "imagination.clone_successes")
-            _check_world_model(imagination.model, policy)
+            _check_imagination(imagination, experiment.start, policy, env.spec)
     _check_evaluation(experiment, len(env.spec.tasks))
+
+
+def _check_imagination(
+    imagination: ImaginationConfig, start: Imitation | FromBundle, policy: Policy, spec: EnvSpec
+) -> None:
+    if _reward(spec.fingerprint) != "sparse":
+        console.print("imagined episodes pay 1 for success; sim.reward has no effect on them")
+    _check_observed_chunks(start, imagination)
+    _check_keyframes(imagination.model.keyframes, spec)
+    check_stores(imagination.stores, spec, "imagination.stores")
+    with naming("imagination.stores"):
+        check_tasks([one for path in imagination.stores for one in EpisodeStore(path).select()], spec)
+    if imagination.clone_successes is not None:
+        _check_bc(policy, imagination.clone_successes, "imagination.clone_successes")
+    _check_world_model(imagination.model, policy)
 
 
 def _acting_spec(experiment: Experiment, spec: EnvSpec) -> EnvSpec:
@@ -145,6 +157,21 @@ def _draws_recorded(algorithm: OffPolicyConfig) -> bool:
     return bool(algorithm.demonstration_share or algorithm.offline_iterations)
 
 
+def _draws_own(algorithm: OffPolicyConfig, start: Imitation | FromBundle) -> bool:
+    """Whether the recorded episodes that it may draw are the demonstrations that the run records."""
+    return isinstance(start, Imitation) and start.store is None and algorithm.stores is None
+
+
+def _check_drawn_chunks(algorithm: OffPolicyConfig, start: Imitation | FromBundle, action_horizon: int) -> None:
+    """UserError where the run would record no observations a whole chunk of the policy apart, and draws them."""
+    if isinstance(start, Imitation) and _draws_own(algorithm, start) and action_horizon % start.observe_every:
+        raise UserError(
+            f"start.observe_every must divide the policy's action_horizon ({action_horizon}), or none of the run's "
+            f"demonstrations is a transition, got {start.observe_every}: change it, or set "
+            "algorithm.demonstration_share and offline_iterations to 0"
+        )
+
+
 def _drawn_stores(algorithm: OffPolicyConfig, start: Imitation | FromBundle) -> tuple[Path, ...]:
     """Stores of recorded episodes; none where the run records its own."""
     if algorithm.stores is None and start.store is not None:
@@ -152,20 +179,44 @@ def _drawn_stores(algorithm: OffPolicyConfig, start: Imitation | FromBundle) -> 
     return algorithm.stores or ()
 
 
-def _check_recorded_reward(stores: Sequence[Path], spec: EnvSpec) -> None:
-    """UserError where episodes of these stores are drawn with another reward than the simulator's."""
-    pays = spec.fingerprint.get("reward", "sparse")
-    for path in stores:
+def _check_recorded_reward(experiment: Experiment, algorithm: OffPolicyConfig, spec: EnvSpec) -> None:
+    """UserError where recorded episodes are drawn with another reward than that of the episodes the algorithm acts in.
+
+    ``spec``: the simulator's. Imagined episodes pay 1 for success, whatever it pays.
+    """
+    imagined = experiment.imagination is not None
+    pays = "sparse" if imagined else _reward(spec.fingerprint)
+    for drawn, paid in _recorded_rewards(algorithm, experiment.start, spec):
+        if paid == pays:
+            continue
+        none_drawn = "set algorithm.demonstration_share and offline_iterations to 0"
+        if imagined:
+            raise UserError(
+                f"imagined episodes pay 1 for success, and {drawn} has episodes with {paid} rewards: record them with "
+                f"sim.reward sparse, or {none_drawn}"
+            )
+        raise UserError(
+            f"it is {pays}, and {drawn} has episodes with {paid} rewards (imported and labelled ones have sparse "
+            f"ones): set it to {paid}, give a store that was recorded with it, or {none_drawn}"
+        )
+
+
+def _recorded_rewards(
+    algorithm: OffPolicyConfig, start: Imitation | FromBundle, spec: EnvSpec
+) -> Iterator[tuple[str, str]]:
+    """What recorded episodes are drawn from, once for each of them, and the reward that it has."""
+    if _draws_own(algorithm, start):
+        yield "the run's own store", _reward(spec.fingerprint)
+    for path in _drawn_stores(algorithm, start):
         with EpisodeStore(path) as store:
             for entry, labels in store.select_labelled():
                 said = outcome_labelled(labels) or outcome_unknown(labels)
-                paid = "sparse" if said else store.fingerprint(entry).get("reward", "sparse")
-                if paid != pays:
-                    raise UserError(
-                        f"it is {pays}, and {path} has episodes with {paid} rewards (imported and labelled ones have "
-                        f"sparse ones): set it to {paid}, give a store that was recorded with it, or set "
-                        "algorithm.demonstration_share and offline_iterations to 0"
-                    )
+                yield str(path), "sparse" if said else _reward(store.fingerprint(entry))
+
+
+def _reward(fingerprint: Mapping[str, str]) -> str:
+    """Of an environment, or of one that was recorded."""
+    return fingerprint.get("reward", "sparse")
 
 
 def _all_labelled(path: Path) -> bool:
@@ -293,6 +344,16 @@ def _check_observed_chunks(start: Imitation | FromBundle, imagination: Imaginati
                 f"{setting} must divide imagination.model.dynamics.action_horizon ({horizon}), got {every}: imagined "
                 f"episodes are predicted {horizon} control steps at a time"
             )
+
+
+def _check_keyframes(keyframes: KeyframeConfig, spec: EnvSpec) -> None:
+    """UserError where no episode of a task is long enough for imagined ones to start so far from its end."""
+    task, limit = min(spec.limits.items(), key=itemgetter(1))
+    if keyframes.episode_starts < 1 and keyframes.before_end[0] >= limit:
+        raise UserError(
+            f"imagination.model.keyframes.before_end must begin below the time limit of task {task!r} ({limit} control "
+            f"steps), got {keyframes.before_end}; or set keyframes.episode_starts 1"
+        )
 
 
 def _check_world_model(config: WorldModelConfig, policy: Policy) -> None:

@@ -52,6 +52,7 @@ from vla_rl.runs.progress import console
 from vla_rl.runs.run_dir import Run
 from world_models.bundle import check_robot, load_world_model
 from world_models.data.clip import Part
+from world_models.data.clip_sampler import ClipSampler
 from world_models.data.keyframes import Keyframes
 from world_models.evaluation.evaluate import better_than_copy, deciding_auc
 
@@ -225,12 +226,15 @@ class Rounds:
             )
 
     def fit(self, number: int, policy: Path) -> None:
-        """``policy``: whose encoder the reward model may start from."""
+        """``policy``: whose encoder the reward model may start from. WorldModelError, before anything is fitted, where
+        imagined episodes could start nowhere."""
+        model = self.settings.model
         with self.run.stage(f"fit_{number}") as stage:
             if stage.pending:
+                self._keyframes(open_clips(self.stores, model.dynamics, "fit", cameras=self.spec.cameras))
                 parts = {part: self._digest(part) for part in PARTS}
                 stage.result = {"fitted_to": parts} | fit_world_model(
-                    self.settings.model,
+                    model,
                     self.stores,
                     self.folder(number),
                     seed=self.seed,
@@ -277,8 +281,11 @@ class Rounds:
         fitted, spec = load_world_model(folder / WORLD_MODEL_FILE, self.run.device), self.spec
         check_robot(fitted.info, read_bundle_info(policy).robot, what=f"the policy {policy}")
         check_robot(fitted.info, RobotSpec.of(spec), what=f"the environment {spec.name}")
-        keyframes = Keyframes(open_clips_for(fitted, self.stores, "fit"), model.keyframes, tasks=spec.tasks)
+        keyframes = self._keyframes(open_clips_for(fitted, self.stores, "fit"))
         return make_imagined_env(model, fitted, keyframes, limits=spec.limits)
+
+    def _keyframes(self, clips: ClipSampler) -> Keyframes:
+        return Keyframes(clips, self.settings.model.keyframes, tasks=self.spec.tasks)
 
 
 def branch_steps(

@@ -55,7 +55,8 @@ def pretrain(experiment: Experiment, run_dir: Path, *, out: Path) -> dict[str, A
 
 def _fit_folder(experiment: Experiment, policy: Policy, run_dir: Path) -> AbstractContextManager[None]:
     """With what the weights depend on: of the simulator, what its scenes show."""
-    settings = settings_of_fit(experiment, "seed", "precision", "sim.name", "start.policy", "pretraining")
+    look = ("sim.name", "sim.detail", "sim.shadows")
+    settings = settings_of_fit(experiment, "seed", "precision", *look, "start.policy", "pretraining")
     del settings["pretraining.start"]
     start = experiment.pretraining.start
     otherwise = UserError(

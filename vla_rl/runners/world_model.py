@@ -15,7 +15,7 @@ import torch
 from episodes.catalog import Entry
 from episodes.store import EVERYTHING, EpisodeStore
 from policies.device import CPU, Device, make_generator
-from policies.policy import RobotSpec
+from policies.policy import Policy, RobotSpec
 from sims.devices.crossing import crossing
 from sims.numbers.seeding import spawn_seed
 from sims.registry import EnvConfig, object_locator
@@ -130,19 +130,26 @@ def fit_world_model(
 
     WorldModelError where ``directory`` holds a fit with other settings, episodes, seed, ``start`` or encoder, and,
     before anything is fitted, where the episodes hold too few successes for a reward model or few observations a whole
-    chunk apart (``ClipSampler.check_full_gaps``), or where ``policy`` lacks the encoder that the reward model is to
-    keep.
+    chunk apart (``ClipSampler.check_full_gaps``), where ``policy`` lacks the encoder that the reward model is to
+    keep, or where its encoder is taken and it is of another robot.
 
-    ``cameras``: to predict, in this order; None: all that were recorded. ``policy``: the reward model starts from its
-    encoder, if it has one of the same settings. ``start``: an earlier world model whose dynamics are fitted further.
+    ``cameras``: to predict, in this order; None: those of the policy whose encoder is taken, else all that were
+    recorded. ``policy``: the reward model starts from its encoder, if it has one of the same settings. ``start``: an
+    earlier world model whose dynamics are fitted further.
     """
-    clips = open_clips(stores, config.dynamics, "fit", cameras=cameras)
-    calibration = open_clips(stores, config.dynamics, "calibration", cameras=clips.cameras)
-    robot = recorded_robot(stores[0], cameras=clips.cameras, where=EVERYTHING)
     try:
         taken = taken_digest(policy, config.reward_model)
     except ValueError as error:
         raise WorldModelError(f"imagination.model.reward_model: {error}") from None
+    seen = policy.spec.robot if isinstance(policy, Policy) and taken is not None else None
+    clips = open_clips(stores, config.dynamics, "fit", cameras=seen.cameras if seen and cameras is None else cameras)
+    calibration = open_clips(stores, config.dynamics, "calibration", cameras=clips.cameras)
+    robot = recorded_robot(stores[0], cameras=clips.cameras, where=EVERYTHING)
+    if seen is not None and (differences := seen.differences(robot)):
+        raise WorldModelError(
+            f"the policy whose encoder the reward model takes does not fit the recorded robot: {differences}; give a "
+            "policy of this robot"
+        )
     success_observations(clips, config.reward_model)
     clips.check_full_gaps()
     earlier = load_world_model(start, device) if start is not None else None

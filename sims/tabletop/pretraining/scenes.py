@@ -28,10 +28,12 @@ from sims.tabletop.pretraining.landmarks import (
     landmarks,
 )
 from sims.tabletop.pretraining.placement import put_in_hand, sample_pose, scatter_objects
-from sims.tabletop.render import GL, Renderer
+from sims.tabletop.render import GL, Detail, Renderer
 from sims.vector_env import Observation, encode_instructions
 
 STREAM = 7  # top bits of a scene's seed; the streams of sims/starts.py are numbered from 0
+# Scenes whose numbers are computed together: the last bits of a vector's sine depend on how long it is.
+BLOCK = 32
 NEAR_M = 0.06  # [m] from the end effector to the object, of the error that is reported for near objects
 
 
@@ -39,10 +41,17 @@ class TabletopScenes:
     """Draws scenes of ``tasks``, of TASK_NAMES. Belongs to the thread that made it."""
 
     def __init__(
-        self, *, gl: GL, cameras: tuple[str, ...], image_size: tuple[int, int], tasks: Sequence[str] = TASK_NAMES
+        self,
+        *,
+        gl: GL,
+        cameras: tuple[str, ...],
+        image_size: tuple[int, int],
+        shadows: bool = False,
+        detail: Detail = "full",
+        tasks: Sequence[str] = TASK_NAMES,
     ) -> None:
         self._cameras, self._image_size, self._tasks = cameras, image_size, tasks
-        self._renderer = Renderer(gl=gl, cameras=cameras, image_size=image_size)
+        self._renderer = Renderer(gl=gl, cameras=cameras, image_size=image_size, shadows=shadows, detail=detail)
         self._panda = Panda()
 
     @property
@@ -50,13 +59,22 @@ class TabletopScenes:
         return NUM_LANDMARKS
 
     def scenes(self, *, seed: int, first: int, count: int) -> LabeledScenes:
-        """Scenes ``first`` to ``first + count - 1`` of the sequence ``seed``."""
-        return self.labeled(*self.layouts(seed=seed, first=first, count=count))
+        """Scenes ``first`` to ``first + count - 1`` of the sequence ``seed``, whatever each is drawn with."""
+        end, parts = first + count, list[LabeledScenes]()
+        for block in range(first - first % BLOCK, end, BLOCK):
+            rows = slice(max(first - block, 0), min(end - block, BLOCK))
+            parts.append(self.labeled(*self.layouts(seed=seed, first=block, count=BLOCK), rows=rows))
+        return LabeledScenes.cat(parts)
 
     def labeled(
-        self, layouts: list[Layout], position: Float[Tensor, "B 3"], rotation: Float[Tensor, "B 3 3"]
+        self,
+        layouts: list[Layout],
+        position: Float[Tensor, "B 3"],
+        rotation: Float[Tensor, "B 3 3"],
+        *,
+        rows: slice = slice(None),
     ) -> LabeledScenes:
-        """The scenes that ``layouts`` gave, drawn."""
+        """The scenes that ``layouts`` gave, of these ``rows``, drawn."""
         qpos = torch.from_numpy(np.stack([layout.qpos for layout in layouts]))
         fixtures = torch.from_numpy(np.stack([layout.fixtures for layout in layouts]))
         scene = scene_state(qpos, fixtures, position, rotation)
@@ -64,11 +82,11 @@ class TabletopScenes:
         values, known = landmarks(scene, task, torch.tensor([layout.candidate for layout in layouts]))
         fingers = scene.fingers * constant((1.0, -1.0), scene.fingers)
         obs = Observation(
-            images=self._render(layouts),
-            state=torch.cat([scene.end_effector, end_effector_orientation(rotation).float(), fingers], dim=1),
-            instruction=encode_instructions([layout.instruction for layout in layouts]),
+            images=self._render(layouts[rows]),
+            state=torch.cat([scene.end_effector, end_effector_orientation(rotation).float(), fingers], dim=1)[rows],
+            instruction=encode_instructions([layout.instruction for layout in layouts[rows]]),
         )
-        return LabeledScenes(obs=obs, landmarks=values, known=known)
+        return LabeledScenes(obs=obs, landmarks=values[rows], known=known[rows])
 
     def layouts(
         self, *, seed: int, first: int, count: int
