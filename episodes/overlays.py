@@ -196,9 +196,13 @@ def read_labels(folder: Path) -> tuple[Labels, int]:
 
 
 def _latest(changes: Iterable[tuple[int, LabelChange | None]]) -> Labels:
-    """What these lines say together."""
+    """What these lines say together: the latest that was not taken back, whoever else labelled meanwhile."""
+    lines = list(itertools.chain.from_iterable(_counting(changes).values()))
+    undone = {change.undoes for _, change in lines} & {number for number, _ in lines}
     labels: Labels = {}
-    for _, change in itertools.chain.from_iterable(_counting(changes).values()):
+    for number, change in lines:
+        if number in undone or change.undoes in undone:
+            continue
         if change.value is None:
             labels.get(change.episode, {}).pop(change.key, None)
         else:

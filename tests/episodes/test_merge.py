@@ -87,6 +87,22 @@ def test_an_undo_stays_an_undo_and_is_merged_once(tmp_path: Path) -> None:
         assert store.undo(id, author="ann") is None
 
 
+def test_an_undo_takes_back_what_it_undoes_and_not_what_another_labelled_meanwhile(tmp_path: Path) -> None:
+    with EpisodeStore(tmp_path / "a", create=True) as store:
+        id = store.add(make_episode())
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    with EpisodeStore(tmp_path / "a") as one, EpisodeStore(tmp_path / "b") as other:
+        one.label(id, "success", True, author="ann")
+        other.label(id, "success", False, author="bob")
+        one.undo(id, author="ann")
+        merge(tmp_path / "a", tmp_path / "b")
+        merge(tmp_path / "b", tmp_path / "a")
+        assert one.labels(id) == other.labels(id) == {"success": False}
+        undone = one.undo(id, author="cy")
+        assert undone and undone.author == "bob"
+        assert one.labels(id) == {}
+
+
 def test_a_label_that_was_overruled_is_not_revived_by_a_merge_the_other_way(tmp_path: Path) -> None:
     with EpisodeStore(tmp_path / "a", create=True) as store:
         wrong, restored = (store.add(make_episode(seed=seed)) for seed in range(2))
