@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -43,10 +44,18 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """One process at a time, by a lock on the file ``path``, which stays; without one where it cannot be written."""
+def locked(path: Path, *, waiting: str = "") -> Iterator[None]:
+    """One process at a time, by a lock on the file ``path``, which stays; without one where it cannot be written.
+
+    ``waiting``: said on standard error where another process has it.
+    """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             lock = stack.enter_context(open(path, "wb"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if waiting:
+                    print(waiting, file=sys.stderr, flush=True)
+                fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -68,7 +68,8 @@ def store_to_fill(path: str | Path) -> Iterator[EpisodeStore]:
     there = path.is_dir() and is_store(path)
     EpisodeStore(path, create=True).close()  # refuses a folder of other files
     # Opened again: who had the lock may have removed the store, or was killed before its episodes were in the catalog.
-    with locked(path / _FILL_LOCK_NAME), EpisodeStore(path, create=True) as store:
+    waiting = f"{path}: another process adds episodes; this one waits for it"
+    with locked(path / _FILL_LOCK_NAME, waiting=waiting), EpisodeStore(path, create=True) as store:
         try:
             yield store
         except BaseException:
