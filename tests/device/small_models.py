@@ -19,6 +19,7 @@ from policies.device import Device, select_device
 from policies.policy import Policy, RobotSpec
 from policies.registry import build_policy
 from policies.residual.ensemble import EnsembleConfig
+from policies.residual.histogram import HistogramConfig
 from policies.residual.policy import ResidualConfig, SquashedNoiseConfig, residual_on
 from sims.starts import StartSequence
 from tests.device.second_device import DEVICE
@@ -27,11 +28,13 @@ from tests.worlds import PointEnv
 from vla_rl.algorithms.algorithm import Algorithm
 from vla_rl.algorithms.grpo import GRPO, GRPOConfig, GRPOUpdateConfig
 from vla_rl.algorithms.off_policy import OffPolicy
-from vla_rl.algorithms.off_policy_settings import EntropyConfig, OffPolicyConfig
+from vla_rl.algorithms.off_policy_settings import EntropyConfig, OffPolicyConfig, RecapConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.rewards.classified_env import ClassifiedEnv
 from vla_rl.rewards.scorer import sensors_of
+from vla_rl.rollouts.ahead import make_ahead
+from vla_rl.rollouts.collector import Collector
 from vla_rl.runners.demonstrations import Attempts, run_expert
 
 SECOND = select_device("fakegpu")
@@ -77,10 +80,21 @@ OFF_POLICY = OffPolicyConfig(
 )
 TD3 = ResidualConfig(action_horizon=4, hidden=(16,))
 SAC = dataclasses.replace(TD3, noise=SquashedNoiseConfig(), encoder=ENCODER)
+RECAP = RecapConfig(histogram=HistogramConfig(bins=11, low=0.0, high=1.0))
 ALGORITHMS |= {
     "off_policy_td3": lambda policy, env: OffPolicy(OFF_POLICY, residual_on(policy, TD3), env, seed=1),
     "off_policy_sac": lambda policy, env: OffPolicy(
         dataclasses.replace(OFF_POLICY, entropy=EntropyConfig()), residual_on(policy, SAC), env, seed=1
+    ),
+    "off_policy_ahead": lambda policy, env: OffPolicy(
+        dataclasses.replace(OFF_POLICY, staleness=1),
+        residual_on(policy, TD3),
+        env,
+        seed=1,
+        make_rollouts=make_ahead(Collector, 1),
+    ),
+    "off_policy_recap": lambda policy, env: OffPolicy(
+        dataclasses.replace(OFF_POLICY, recap=RECAP, warmup_noise=0.0), policy, env, seed=1
     ),
 }
 SIDES = {"environment on the host": torch.device("cpu"), "environment on the device": DEVICE}

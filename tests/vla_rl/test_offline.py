@@ -164,6 +164,8 @@ def test_the_largest_advantages_are_good() -> None:
     labels = positive_labels(torch.tensor([0.1, -5.0, 0.3, 0.2, 9.0]), 0.5, forced)
     assert labels.tolist() == [0, 1, 1, 1, 1]
     assert positive_labels(torch.tensor([-1.0, -2.0]), 0.3, torch.ones(2, dtype=torch.bool)).tolist() == [1, 1]
+    labels = positive_labels(torch.tensor([0.1, torch.nan, 0.3, 0.2, torch.nan]), 0.4, torch.zeros(5, dtype=torch.bool))
+    assert labels.tolist() == [0, 0, 1, 0, 0], "the largest of three: NaN is none of them"
 
 
 def test_recap_learns_returns_and_labels_by_their_difference(store: Path) -> None:

@@ -198,10 +198,8 @@ class Actor:
 
     def _cloning_weight(self, advantage: Float[Tensor, " B"], batch: Windows) -> Float[Tensor, " B"]:
         if (recap := self.config.recap) is not None:
-            label, cloned = torch.zeros_like(advantage), batch.num_cloned > 0
-            forced = chosen_by(batch, recap.positive_actors)
-            label[cloned] = positive_labels(advantage[cloned], recap.positive, forced[cloned])
-            return label
+            cloned, forced = batch.num_cloned > 0, chosen_by(batch, recap.positive_actors)
+            return positive_labels(advantage.where(cloned, torch.nan), recap.positive, forced & cloned)
         assert self.config.iql is not None
         return cloning_weights(advantage, self.config.iql.temperature, self.config.iql.max_weight)
 

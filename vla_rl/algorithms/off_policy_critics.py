@@ -210,8 +210,10 @@ class Critics:
         Where all that was drawn is of episodes that still run, there is nothing to learn.
         """
         assert batch.return_to_go is not None
-        known, critic = batch.return_to_go.isfinite(), self.networks["value"]
-        if not known.any():
+        critic = self.networks["value"]
+        with crossing("batches"):
+            known = batch.return_to_go.isfinite().nonzero().flatten()
+        if not len(known):
             return features.new_zeros((), requires_grad=True), {}
         seen = features[known]
         output = critic.output(seen, seen.new_zeros(len(seen), 0, 0))

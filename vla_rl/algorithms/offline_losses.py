@@ -24,12 +24,12 @@ def cloning_weights(advantage: Float[Tensor, " B"], temperature: float, limit: f
 
 
 def positive_labels(advantage: Float[Tensor, " B"], share: float, forced: Bool[Tensor, " B"]) -> Float[Tensor, " B"]:
-    """1 where ``forced`` and for the ``share`` of largest advantages of the rest (and those equal to its last)."""
-    label, rest = forced.to(advantage.dtype), ~forced
-    if rest.any():
-        others = advantage[rest]
-        label[rest] = (others >= others.quantile(1 - share)).to(label.dtype)
-    return label
+    """1 where ``forced`` and for the ``share`` of largest advantages of the rest (and those equal to its last).
+
+    0 where the advantage is NaN, which is none of the rest. The host waits for no number.
+    """
+    others = advantage.masked_fill(forced, torch.nan)
+    return (forced | (others >= others.nanquantile(1 - share))).to(advantage.dtype)
 
 
 def drop_labels(good: Float[Tensor, " B"], dropped: float, generator: torch.Generator) -> Int[Tensor, " B"]:

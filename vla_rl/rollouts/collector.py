@@ -155,7 +155,8 @@ class Collector:
 
     def _capture(self) -> tuple[Sequence[StartState], TensorDataclass] | None:
         """The episodes under way and the policy's memory of them; None where the environment cannot capture."""
-        return (self.env.capture(), self._state) if self.env.spec.can_capture else None
+        with crossing("checkpoint"):
+            return (self.env.capture(), self._state) if self.env.spec.can_capture else None
 
     def _resume(self, held: tuple[Sequence[StartState], TensorDataclass] | None) -> None:
         if held is None:

@@ -45,6 +45,7 @@ from vla_rl.distributed.worker import Answer, Request
 from vla_rl.rewards.bundle import CLASSIFIER, PROGRESS, load_reward_model
 from vla_rl.rewards.labels import LabeledEpisodes
 from vla_rl.rewards.progress.model import ProgressConfig
+from vla_rl.rollouts.ahead import RolloutsAhead
 from vla_rl.rollouts.experience import Experience
 from vla_rl.rollouts.starts import TrainingStarts
 from vla_rl.runners.iterations import algorithm_state, restore_algorithm
@@ -68,7 +69,9 @@ def test_an_algorithm_trains_and_only_named_tensors_cross(name: str, side: torch
     after = weights(learner.policy)
     assert any(not torch.equal(after[key], value) for key, value in before.items())
     assert {parameter.device for parameter in learner.policy.parameters()} == {DEVICE}
-    assert {tensor.device for tensor in learner.collector._state.tensors()} <= {DEVICE}
+    rollouts = learner.collector
+    collector = rollouts.inner if isinstance(rollouts, RolloutsAhead) else rollouts
+    assert {tensor.device for tensor in collector._state.tensors()} <= {DEVICE}
 
 
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
