@@ -30,11 +30,13 @@ from episodes.overlays import (
     LABELS_NAME,
     SPLIT,
     TRIM,
+    EpisodeOutcome,
     LabelChange,
     Labels,
     LabelValue,
     append_labels,
     is_success,
+    outcome_of,
     read_history,
     read_labels,
     recorded_id,
@@ -275,6 +277,15 @@ class EpisodeStore:
         """
         return labels_of(self._lineage(id), self._labels())
 
+    def outcome(self, id: str) -> EpisodeOutcome | None:
+        """``outcome_of`` the whole recorded episode that ``id`` is, or is a part of.
+
+        "unknown" also where all parts that it is split into are deleted. EpisodeError for an unknown id.
+        """
+        entry, labels = self._recorded(id), self._labels()
+        deleted = all(part.labels.get(DELETED) for part in self._parts_of(entry, labels))
+        return "unknown" if deleted else outcome_of(labels.get(entry.id, {}))
+
     def read(self, id: str) -> Episode:
         """The episode; its arrays are views of a private memory map. Raises CorruptEpisode if the file is damaged."""
         entry = self.entry(id)
@@ -336,9 +347,10 @@ class EpisodeStore:
         except FileNotFoundError:
             return {}
         version = (found.st_ino, found.st_size, found.st_mtime_ns)
-        if self._read_labels is None or self._read_labels[0] != version:
-            self._read_labels = version, read_labels(self.path)[0]
-        return self._read_labels[1]
+        known = self._read_labels
+        if known is None or known[0] != version:
+            self._read_labels = known = version, read_labels(self.path)[0]  # what another thread reads may be older
+        return known[1]
 
     def _recorded(self, id: str) -> Entry:
         entry = self._use_catalog(lambda catalog: catalog.entry(recorded_id(id)))

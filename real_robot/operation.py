@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from real_robot.arm_connection import connected
@@ -39,6 +40,7 @@ def check(path: Path, *, live: bool, images: Path | None = None) -> dict[str, An
             f"{axis.acceleration:g} {axis.unit}/s^2, {axis.jerk:g} {axis.unit}/s^3"
             for axis in robot.limits.axes
         },
+        "embodiment": _tried_embodiment(robot, path),
         "longest_stop_s": round(stop_s, 3),
         "workspace": None
         if robot.limits.workspace is None
@@ -61,6 +63,28 @@ def check(path: Path, *, live: bool, images: Path | None = None) -> dict[str, An
     if live:
         result["problems"] = _listen(robot, images)
     return result
+
+
+def _tried_embodiment(robot: Robot, path: Path) -> str:
+    """What an action is, after one in the middle of the joints' ranges.
+
+    RobotError if the embodiment does not fit the joints or lacks scales, which those of other distributions say only
+    when they are made or used.
+    """
+    name, joints = robot.control.embodiment, [sum(axis.position) / 2 for axis in robot.limits.axes]
+    where = f"{path}: control.embodiment: {name}"
+    try:
+        embodiment = robot.embodiment()
+        embodiment.begin(joints)
+        targets = embodiment.targets(np.zeros(embodiment.action_dim, dtype=np.float32), joints)
+        state = embodiment.state(joints)
+    except Exception as error:  # whatever a plugin raises
+        raise RobotError(f"{where}: {error if isinstance(error, ValueError) else repr(error)}") from error
+    if len(targets) != len(joints):
+        raise RobotError(f"{where} gives {len(targets)} joint targets, the robot has {len(joints)} joints")
+    if state.shape != (embodiment.state_dim,):
+        raise RobotError(f"{where} gives a state of shape {state.shape}, its state_dim is {embodiment.state_dim}")
+    return f"{name}, action_dim {embodiment.action_dim}, state_dim {embodiment.state_dim}"
 
 
 def ask(verb: str, *, success: bool) -> dict[str, Any]:

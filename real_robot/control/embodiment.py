@@ -50,9 +50,14 @@ class Embodiment(Protocol):
 
 
 class JointPositions:
-    """Action -1..1 spans each joint's range in ``ranges``; the state is the joint positions, scaled the same way."""
+    """Action -1..1 spans each joint's range in ``ranges``; the state is the joint positions, scaled the same way.
+
+    ValueError without ranges.
+    """
 
     def __init__(self, ranges: Sequence[tuple[float, float]]) -> None:
+        if not ranges:
+            raise ValueError("control.joint_range is missing: give every joint's, as in the policy's training")
         low, high = np.array(ranges).T
         self._center, self._half = (low + high) / 2, (high - low) / 2
         self.action_dim = self.state_dim = len(ranges)
@@ -76,11 +81,14 @@ class JointSteps:
     """Action 1 moves a joint by its distance in ``steps``; targets accumulate. State as ``JointPositions``.
 
     A target stays within ``MAX_AHEAD`` full steps of the joint, so that a joint that cannot follow is not pressed on.
+    ValueError without ranges or steps.
     """
 
     MAX_AHEAD = 4.0
 
     def __init__(self, ranges: Sequence[tuple[float, float]], steps: Sequence[float]) -> None:
+        if not steps:
+            raise ValueError("control.joint_step is missing: give every joint's, as in the policy's training")
         self._scale = np.array(steps)
         self._positions = JointPositions(ranges)
         self._target: NDArray[np.float64] = np.zeros(len(steps))

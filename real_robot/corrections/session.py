@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from episodes.overlays import ABORT, OUTCOME, REWOUND_AT, SUCCESS, OutcomeLabel, outcome_of, read_labels, recorded_id
+from episodes.overlays import ABORT, OUTCOME, REWOUND_AT, SUCCESS, OutcomeLabel, recorded_id
 from episodes.schema import HOLD, HUMAN, POLICY, StoreFull
 from episodes.store import EpisodeStore
 from real_robot.corrections.arm import ArmEnv
@@ -214,10 +214,8 @@ class CorrectionSession:
 
         From any thread.
         """
-        whole = recorded_id(id)
         with self._counting:  # what is counted last was read last
-            labels, _ = read_labels(self.store.path)
-            rolled_back = self.versions.count_outcome(whole, outcome_of(labels.get(whole, {})))
+            rolled_back = self.versions.count_outcome(recorded_id(id), self.store.outcome(id))
         return self._report_rule(rolled_back)
 
     def _report_rule(self, rolled_back: str) -> bool:

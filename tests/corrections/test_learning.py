@@ -183,6 +183,37 @@ def test_a_version_that_was_rolled_back_is_not_published_again(tmp_path: Path):
     assert bundle_version(bundle) not in (first, second)
 
 
+def test_a_learner_that_watches_waits_for_a_rounds_corrections_where_the_last_was_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    corrections(tmp_path)
+    config = replace(CONFIG, learning=replace(FAST, bc=replace(FAST.bc, steps=2), episodes_per_round=2))
+    versions = PublishedVersions(tmp_path / BUNDLE)
+    first = versions.newest()
+    learn_round(tmp_path, config)
+    versions.drop(versions.newest(), first)
+    with pytest.raises(UserError, match="which was rolled back"):
+        learn_round(tmp_path, config)
+    refused = len(read_rounds(tmp_path))
+    waits: list[int] = []
+
+    class Event:
+        def wait(self, seconds: float) -> None:
+            """In each pause one more episode comes."""
+            waits.append(len(read_rounds(tmp_path)))
+            assert len(waits) <= 2
+            corrections(tmp_path, episodes=1)
+
+    monkeypatch.setattr("vla_rl.runners.correction_rounds.threading.Event", Event)
+    assert next(learn(tmp_path, config, watch=True))["corrected_episodes"] == 5
+    assert waits == [refused, refused]
+    versions.drop(versions.newest(), first)
+    with pytest.raises(UserError, match="or give another --seed"):
+        learn_round(tmp_path, config)
+    assert next(learn(tmp_path, replace(config, seed=1), watch=True))["corrected_episodes"] == 5
+    assert len(waits) == 2  # another seed makes another version
+
+
 def test_a_share_that_is_no_window_of_a_batch_is_refused(tmp_path: Path):
     corrections(tmp_path)
     with EpisodeStore(tmp_path / "given", create=True) as store:

@@ -625,6 +625,9 @@ def test_every_change_of_an_episodes_labels_changes_what_the_rule_counts(tmp_pat
         assert counted("undo") == (1, 0.0)
         assert counted("split?at=4") == (1, 0.0)
         assert counted("label/success", ".0-4") == (1, 0.0)  # of the whole
+        assert counted("delete", ".0-4") == (1, 0.0)
+        assert counted("delete", ".4-12") == (0, None)  # nothing of it is left
+        assert counted("undo", ".4-12") == (1, 0.0)
 
 
 def test_a_persons_label_that_is_undone_leaves_an_episode_that_does_not_count(tmp_path: Path):

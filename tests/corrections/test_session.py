@@ -424,7 +424,7 @@ def test_of_two_labels_at_once_the_one_on_the_disk_is_counted(tmp_path, monkeypa
                 second.wait(0.5)
             return labels
 
-        monkeypatch.setattr("real_robot.corrections.session.read_labels", slow_read)
+        monkeypatch.setattr("episodes.store.read_labels", slow_read)
         robot.store.label(id, "success", True, author="anna")
         first = threading.Thread(target=robot.count_outcome, args=(id,), name="first")
         first.start()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -17,10 +20,14 @@ from policies.gaussian import GaussianPolicyConfig
 from policies.policy import RobotSpec
 from policies.registry import build_policy
 from policies.residual.policy import ResidualConfig, residual_on
+from real_robot.control.embodiment import ActionScales, JointSteps
+from real_robot.control.registry import EMBODIMENTS
+from real_robot.operation import check
 from real_robot.registry import ENVIRONMENTS
 from real_robot.robot_env import RobotConfig
-from real_robot.robot_file import RobotError, load_robot
+from real_robot.robot_file import _CHOICES, RobotError, load_robot
 from real_robot.ros.commands import deploy
+from real_robot.safety.stopping import AxisLimits
 from real_robot.serving.runtimes import Runtime
 from tests.real_robot.small_policies import small_policy
 from tests.real_robot.test_lerobot import so101
@@ -155,6 +162,59 @@ def test_a_file_that_cannot_be_an_environment_is_refused(tmp_path: Path) -> None
         ENVIRONMENTS[RobotConfig](RobotConfig(file=CONFIG.file, tasks=("reach",), action_delay=1))
     with pytest.raises(RobotError, match="cannot be read"):
         ENVIRONMENTS[RobotConfig](RobotConfig(file=tmp_path / "absent.yaml", tasks=("reach",)))
+
+
+class Gentle(JointSteps):
+    """As one of another distribution, whose scales this package does not know."""
+
+    def __init__(self, axes: Sequence[AxisLimits], scales: ActionScales) -> None:
+        super().__init__(scales.ranges, scales.steps)
+
+
+class Crooked(Gentle):
+    def targets(self, action: np.ndarray, joints: Sequence[float]) -> list[float]:
+        return super().targets(action, joints)[:3]
+
+
+def test_the_check_says_what_an_action_is() -> None:
+    for file in sorted(ROBOTS.glob("*.yaml")):
+        robot = load_robot(file)
+        what = f"{robot.control.embodiment}, action_dim {robot.embodiment().action_dim}, state_dim "
+        assert check(file, live=False)["embodiment"].startswith(what)
+
+
+@pytest.mark.parametrize("missing", ["joint_range", "joint_step"])
+def test_the_check_refuses_an_embodiment_of_another_distribution_without_its_scales(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    path = file_with(tmp_path, monkeypatch, "gentle", Gentle)
+    assert check(path, live=False)["embodiment"] == "gentle, action_dim 7, state_dim 7"
+    document = yaml.safe_load(path.read_text())
+    del document["control"][missing]
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    with pytest.raises(RobotError, match=rf"robot\.yaml: control\.embodiment: gentle: control\.{missing} is missing"):
+        check(path, live=False)
+
+
+def test_the_check_refuses_an_embodiment_that_does_not_fit_the_joints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = file_with(tmp_path, monkeypatch, "crooked", Crooked)
+    with pytest.raises(RobotError, match="embodiment: crooked gives 3 joint targets, the robot has 7 joints"):
+        check(path, live=False)
+    path = file_with(tmp_path, monkeypatch, "panda_end_effector", EMBODIMENTS["panda_end_effector"])
+    with pytest.raises(RobotError, match=r"embodiment: panda_end_effector: .* in the order joint 1 to 7"):
+        check(path, live=False)
+
+
+def file_with(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, embodiment: Any) -> Path:
+    monkeypatch.setitem(EMBODIMENTS, name, embodiment)  # type: ignore[arg-type]
+    monkeypatch.setitem(_CHOICES, "EmbodimentName", tuple(EMBODIMENTS))
+    document = yaml.safe_load((ROBOTS / "generic.yaml").read_text())
+    document["control"]["embodiment"] = name
+    path = folder / "robot.yaml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    return path
 
 
 def test_a_key_that_is_given_twice_is_named_with_its_line(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def _rounds(folder: Path, config: CorrectionsConfig, *, watch: bool) -> Iterator
         corrected = set(corrected_episodes(folder / EPISODES, actors)) if is_store(folder / EPISODES) else set()
         rounds = read_rounds(folder)
         new = corrected - rounds[-1][1].corrected if rounds and watch else corrected
-        under_way = bool(rounds) and not rounds[-1][1].published
+        under_way = bool(rounds) and not rounds[-1][1].published and not _was_refused(folder, *rounds[-1], config)
         if corrected and (under_way or len(new) >= (config.learning.episodes_per_round if watch else 1)):
             ids = _ids(folder, config)
             if ids != useless:
@@ -159,6 +159,11 @@ def _was_rolled_back(folder: Path, round: Path) -> bool:
     return trained and bundle_version(round / BUNDLE) in PublishedVersions(folder / BUNDLE, restore=False).rolled_back
 
 
+def _was_refused(folder: Path, path: Path, begun: Round, config: CorrectionsConfig) -> bool:
+    """Whether a round of these settings made a version that was rolled back: it needs as many corrections as others."""
+    return _was_rolled_back(folder, path) and begun.settings == _settings(config)
+
+
 Data = list[WindowSampler] | Replays
 Opened = tuple[Path, Round, Data]
 
@@ -212,10 +217,15 @@ def _begin(
         episodes=ids,
         corrected=ids & set(corrected_episodes(folder / EPISODES, settings.actors)),
         human_share=share,
-        settings=flat_settings(config.learning) | {"seed": config.seed},
+        settings=_settings(config),
         data=data,
     )
     return begun, made
+
+
+def _settings(config: CorrectionsConfig) -> dict[str, Any]:
+    """What a round notes of the configuration."""
+    return flat_settings(config.learning) | {"seed": config.seed}
 
 
 def _samplers(
