@@ -238,9 +238,10 @@ def off_policy() -> str:
     return f"{table(head, rows)}\n\n{note}"
 
 
-def off_policy_lift() -> str:
-    """A residual learned off-policy in robosuite, each seed."""
-    record = read_record("off_policy_lift")
+def off_policy_robosuite(task: str) -> str:
+    """A residual learned off-policy in robosuite's ``task``, each seed."""
+    name_of_record = f"off_policy_{task.lower()}"
+    record = read_record(name_of_record)
     curves = record["curves"]["full"]
     rows = []
     for name, at in (("base", 0), ("resfit_lift", -1)):
@@ -250,8 +251,8 @@ def off_policy_lift() -> str:
         taken = [f"{mean(point[key] for point in points):,.0f}" if at else "-" for key in ("control_steps", "cpu_s")]
         rows.append([text, share(named(record, name)), *values, *taken])
     seeds = [f"seed {run['seed']}" for run in curves]
-    head = ["robosuite `Lift`", "success", *seeds, "control steps", "processor time [s]"]
-    return f"{table(head, rows)}\n\n{over_seeds('off_policy_lift', record, named(record, 'resfit_lift'))}"
+    head = [f"robosuite `{task}`", "success", *seeds, "control steps", "processor time [s]"]
+    return f"{table(head, rows)}\n\n{over_seeds(name_of_record, record, named(record, 'resfit_lift'))}"
 
 
 def off_policy_methods() -> str:
@@ -516,7 +517,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "imagined_logs": imagined_logs,
     "imagination_baselines": imagination_baselines,
     "off_policy": off_policy,
-    "off_policy_lift": off_policy_lift,
+    "off_policy_lift": partial(off_policy_robosuite, "Lift"),
+    "off_policy_door": partial(off_policy_robosuite, "Door"),
     "off_policy_methods": off_policy_methods,
     "off_policy_peers": off_policy_peers,
     "off_policy_two_sides": off_policy_two_sides,

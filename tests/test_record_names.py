@@ -21,6 +21,7 @@ NAMES = {
     "robot_hour": ("missed ticks", "rss growth", "filter p99"),
     "robot_wire": ("success over the wire", "success in simulation"),
     "off_policy_lift": ("base", "resfit_lift"),
+    "off_policy_door": ("base", "resfit_lift"),
     "off_policy_pick": ("base", "resfit", "ppo at the same success, step ratio"),
     "policies": (
         *(f"max difference to reference, {name}" for name in (*POLICIES, "openvla")),
