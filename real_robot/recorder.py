@@ -72,14 +72,17 @@ class Recorder:
         policy_version: str,
         fingerprint: Mapping[str, str],
         source: str = "policy",
+        action_delay: int = 0,
     ) -> None:
         """``source``: who the episode is recorded of (``episodes.schema.ACTORS``).
 
-        ``fingerprint``: the versions that the recording depends on (``EnvSpec.fingerprint``).
+        ``fingerprint``: the versions that the recording depends on (``EnvSpec.fingerprint``). ``action_delay``: the
+        policy's (``Episode.action_delay``); a person's actions have none.
         """
         self._open = True
         head = {"instruction": instruction, "task": task, "seed": seed, "control_hz": control_hz, "source": source}
-        self._put({"kind": "begin", **head, "policy_version": policy_version, "fingerprint": dict(fingerprint)})
+        head |= {"policy_version": policy_version, "fingerprint": dict(fingerprint), "action_delay": action_delay}
+        self._put({"kind": "begin", **head})
 
     def observation(self, step: int, images: Mapping[str, NDArray[np.uint8]], state: NDArray[np.float32]) -> None:
         """The observation before action ``step``, or before the first action that is chosen by it where a policy was
@@ -244,6 +247,7 @@ class EpisodeBuilder:
             control_hz=head["control_hz"],
             policy_version=head["policy_version"],
             fingerprint=head["fingerprint"],
+            action_delay=head["action_delay"],
         )
 
 

@@ -163,6 +163,7 @@ class EpisodeRunner:
                 control_hz=hello.control_hz,
                 policy_version=hello.fingerprint,
                 fingerprint={"robot": self._connections.robot_file.stem},
+                action_delay=hello.action_delay,
             )
 
     def _prepare(self, hello: Hello) -> tuple[ControlThread, RemotePolicy]:

@@ -21,8 +21,8 @@ from real_robot.recorder import MAX_QUEUED, MAX_STEPS, EpisodeBuilder, Recorder
 HEAD = {"task": "pick", "seed": 5, "control_hz": 20.0, "policy_version": "abc", "fingerprint": {"robot": "fake"}}
 
 
-def drive(recorder: Recorder, steps: int = 6) -> None:
-    recorder.begin(instruction="pick up the red block", **HEAD)
+def drive(recorder: Recorder, steps: int = 6, action_delay: int = 0) -> None:
+    recorder.begin(instruction="pick up the red block", action_delay=action_delay, **HEAD)
     for i in range(steps):
         if i % 4 == 0:
             recorder.observation(i, {"agent": np.full((4, 6, 3), i, np.uint8)}, np.full(3, i, np.float32))
@@ -34,7 +34,7 @@ def test_an_episode_holds_its_observations_and_actions(tmp_path: Path) -> None:
     drive(recorder)
     recorder.observation(4, {"agent": np.full((4, 6, 3), 99, np.uint8)}, np.full(3, 99, np.float32))  # observed again
     recorder.end(success=True)
-    drive(recorder, steps=2)
+    drive(recorder, steps=2, action_delay=3)
     recorder.end(success=False)
     recorder.close()
     recorder.join(timeout_s=60)
@@ -49,6 +49,7 @@ def test_an_episode_holds_its_observations_and_actions(tmp_path: Path) -> None:
     assert (first.terminated[-1], first.truncated[-1], first.reward.sum()) == (True, False, 1.0)
     assert (second.terminated[-1], second.truncated[-1], second.success.any()) == (False, True, False)
     assert (first.policy_version, first.seed, first.instruction) == ("abc", 5, "pick up the red block")
+    assert (first.action_delay, second.action_delay) == (0, 3)
 
 
 def test_nothing_is_recorded_outside_an_episode_or_without_an_observation(tmp_path: Path) -> None:
@@ -162,7 +163,7 @@ def test_a_disk_that_hangs_does_not_keep_the_program_from_ending(tmp_path: Path)
 
 def test_a_long_episode_is_recorded_in_parts_that_follow_each_other() -> None:
     """So that the memory of the recorder does not grow with the episode."""
-    head = {"instruction": "x", "source": "policy", **HEAD}
+    head = {"instruction": "x", "source": "policy", "action_delay": 0, **HEAD}
     builder, parts = EpisodeBuilder(head), []
     for step in range(2 * MAX_STEPS + 100):
         if step % 4 == 0:
@@ -184,7 +185,7 @@ def test_a_long_episode_is_recorded_in_parts_that_follow_each_other() -> None:
 
 def test_what_was_observed_for_later_steps_goes_into_the_next_part() -> None:
     """As of a policy that acts three control steps after its observations."""
-    builder, parts = EpisodeBuilder({"instruction": "x", "source": "policy", **HEAD}), []
+    builder, parts = EpisodeBuilder({"instruction": "x", "source": "policy", "action_delay": 3, **HEAD}), []
     for step in range(MAX_STEPS + 100):
         for seen in range(4) if step == 0 else (step + 3,):
             builder.add({"kind": "observation", "step": seen, "images": {"agent": np.zeros((2, 2, 3), np.uint8)},

@@ -39,9 +39,14 @@ class SlowBackend(PolicyBackend):
         return answer
 
 
-def untrained(action_dim: int, seed: int) -> DenoisingPolicy:
+def untrained(action_dim: int, seed: int, action_delay: int) -> DenoisingPolicy:
     robot = RobotSpec(
-        action_dim=action_dim, state_dim=8, cameras=("agent", "wrist"), image_size=(64, 64), control_hz=20.0
+        action_dim=action_dim,
+        state_dim=8,
+        cameras=("agent", "wrist"),
+        image_size=(64, 64),
+        control_hz=20.0,
+        action_delay=action_delay,
     )
     torch.manual_seed(seed)
     return DenoisingPolicy(DenoisingPolicyConfig(max_prefix=3), robot)
@@ -53,12 +58,14 @@ if __name__ == "__main__":
     parser.add_argument("token")
     parser.add_argument("--action-dim", type=int, default=7)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--action-delay", type=int, default=0)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--bundle", type=Path)
     options = parser.parse_args()
     take_priority(PRIORITY)
     torch.set_num_threads(1)
-    policy = load_bundle(options.bundle) if options.bundle else untrained(options.action_dim, options.seed)
+    made = (options.action_dim, options.seed, options.action_delay)
+    policy = load_bundle(options.bundle) if options.bundle else untrained(*made)
     backend = SlowBackend(
         policy, fingerprint=f"untrained-{options.seed}" if options.bundle is None else options.bundle.name
     )

@@ -108,6 +108,23 @@ def test_a_begin_that_the_arm_refuses_does_not_keep_to_its_policy(
     runner.brake()
 
 
+def test_an_episode_is_recorded_with_the_delay_of_its_policy(served: tuple[Cell, Any, int]) -> None:
+    cell, runner, port = served
+    cell.kill("server")
+    cell.start_server("--port", str(port), "--action-delay", "3")
+    cell.wait(lambda: runner._client.hello is not None and runner._client.hello.action_delay == 3, 60, "the policy")
+    recorded = recorded_in(cell.store)
+    cell.wait(lambda: activated(runner), 60, "activation")
+    cell.wait(lambda: int(str(runner.values()["actions"])) > 10, 30, "actions")
+    runner.brake()
+    cell.wait(lambda: recorded_in(cell.store) == recorded + 1, 20, "the record")
+    with EpisodeStore(cell.store) as store:
+        assert store.read(store.select()[-1].id).action_delay == 3
+    cell.kill("server")
+    cell.start_server("--port", str(port))
+    cell.wait(lambda: runner._client.hello is not None and runner._client.hello.action_delay == 0, 60, "the policy")
+
+
 def test_a_policy_that_does_not_fit_is_a_problem_for_as_long_as_the_server_offers_it(
     served: tuple[Cell, Any, int],
 ) -> None:
